@@ -133,8 +133,8 @@ CONFIG = {
     'augment': 'default',         # 'none', 'default' (mirrored left to right; from 26 epochs on, the more the longer,
                                   # turned, scaled, shifted and, 8 bits, brightened too), 'strong', or an
                                   # albumentations file (A.save(pipeline, 'my.json'))
-    'mirror': 'auto',             # whether 'default' and 'strong' mirror; 'auto': unless the places of two classes tell
-                                  # that they differ by their side, as left and right eye do
+    'mirror': 'auto',             # whether 'default' and 'strong' mirror left to right; 'auto': unless the places of
+                                  # two classes tell that they differ by their side, as left and right eye do
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': that of 100 training images, or
     'std': 'auto',                # what initial_weights or, on 8-bit RGB or grey, encoder_weights are used to
     'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
@@ -178,7 +178,8 @@ CONFIG = {
     'progressive_resizing': 'auto',  # share of the steps, the first ones, on images of half the size: learns faster;
                                   # 'auto': 0.18 for the default network on a CPU, not compiled, if images are
                                   # resized to 128 or more, else 0
-    'early_stopping_patience': 20,  # epochs at full size without a better validation score; None: never stop early
+    'early_stopping_patience': 20,  # epochs at full size without a better validation score, not counting the first
+                                  # fifth of the run (40 epochs at most); None: never stop early
     'seed': 0,                    # of weights, split, order and augmentation
 
     # --- precision ---
@@ -278,6 +279,8 @@ ELSEWHERE = {word: ours for ours, words in {
     'image_size': 's scale imgsz img_size img_scale input_size input_shape crop_size patch_size roi_size resolution',
     'cache_images': 'cache cache_ram cache_rate',
     'num_workers': 'j nw n_jobs dataloader_num_workers',
+    'no secret is kept: config.py and last.pt hold all settings':
+        'token hf_token api_key wandb_api_key webhook webhook_url slack_webhook password',
     'augment': 'transform transforms augmentation augmentations multi_scale flipud mosaic mixup degrees',
     'mirror': 'fliplr flip_lr hflip horizontal_flip random_flip do_mirroring',
     'architecture': 'model model_name net network',
@@ -310,8 +313,9 @@ ELSEWHERE = {word: ours for ours, words in {
     'one GPU needs no word, several need torchrun --nproc_per_node=2 train_unet.py': 'gpus num_gpus n_gpus devices '
                                                                                      'num_nodes',
     'after the warm-up the rate always falls along a cosine': 'scheduler lr_scheduler lr_scheduler_type cos_lr lrf',
-    'each epoch is validated and saved': 'eval_steps save_steps save_period save_interval eval_interval interval '
-                                         'val_check_interval check_val_every_n_epoch validation_steps save_strategy',
+    'each epoch is validated, and saved unless it is short': 'eval_steps save_steps save_period save_interval interval '
+                                                             'eval_interval val_check_interval validation_steps '
+                                                             'check_val_every_n_epoch save_strategy',
     'the epoch with the best validation IoU is kept': 'metric metrics monitor save_best_only restore_best_weights',
     'a network of your own is given in Python: train(model=net)': 'dropout drop_rate activation bilinear freeze '
                                                                   'freeze_epochs freeze_encoder',
@@ -600,7 +604,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=(), words=()):
     return config, sources, notes
 
 
-SYNONYMS = {('loss', 'auto'): 'ce+dice', ('resume', 'true'): 'auto', ('resume', 'false'): None,
+SYNONYMS = {('loss', 'auto'): 'ce+dice', ('amp_dtype', 'fp16'): 'float16', ('amp_dtype', 'bf16'): 'bfloat16',
+            ('resume', 'true'): 'auto', ('resume', 'false'): None,
             ('device', 'gpu'): 'cuda',
             **{('device', str(number)): f'cuda:{number}' for number in range(16)}}
 
@@ -1149,7 +1154,7 @@ def keep_freed_memory():
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
 OF_OURS = OF_DATA - {'data', 'class_names', 'seed'} | set(            # idle for own data
-    'num_classes in_channels image_size size_policy augment mean std image_dtype cache_images max_image_pixels '
+    'num_classes in_channels image_size size_policy augment mirror mean std image_dtype cache_images max_image_pixels '
     'skip_broken architecture encoder encoder_weights decoder_channels loss initial_weights class_weights '
     'progressive_resizing oversample_foreground activation_checkpointing'.split())
 SCALING = {'init_scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000}
@@ -4211,15 +4216,15 @@ def find_sides(records, meaning):
     half of those that show either. () if there are none. As eyes and lungs do they differ by their side alone, so that
     mirrored images would teach the opposite."""
     of_classes = lambda record, weights: np.bincount([meaning[code] for code in record['codes']], weights, 256)
-    areas = np.array([of_classes(record, record['pixels']) for record in records])
+    areas = np.array([of_classes(record, record['pixels']) for record in records]).reshape(-1, 256)
     across = np.array([of_classes(record, np.multiply(record['pixels'], record['across'])) for record in records])
-    shows, across = areas > 0, across / np.maximum(areas, 1)
+    shows, across = areas > 0, across.reshape(-1, 256) / np.maximum(areas, 1)
     for a, b in itertools.combinations(1 + np.flatnonzero(shows[:, 1:IGNORE].sum(0) >= 10), 2):
         both = shows[:, a] & shows[:, b]
         if both.sum() >= max(10, shows[:, a].sum() / 2, shows[:, b].sum() / 2):
-            is_left, size = np.mean(across[both, a] < across[both, b]), areas[both, a].sum() / areas[both, b].sum()
-            if 2 / 3 < size < 3 / 2 and not 0.05 < is_left < 0.95:
-                return (int(a), int(b)) if is_left > 0.5 else (int(b), int(a))
+            to_right, size = np.sign(across[both, b] - across[both, a]), areas[both, a].sum() / areas[both, b].sum()
+            if 2 / 3 < size < 3 / 2 and abs(to_right.mean()) >= 0.9:       # 19 of 20, less the one
+                return (int(a), int(b)) if to_right.mean() > 0 else (int(b), int(a))
     return ()
 
 
@@ -4793,8 +4798,8 @@ def build_augmentation(config):
         return load_augmentation(wish, (*config['image_size'], config['in_channels']), dtype)
     if wish == 'strong':
         (height, width), noise = config['image_size'], min(1, level_and_spread(config)[1] / 255)
-        turns = [A.D4(p=1) if height == width else A.VerticalFlip(p=0.5)]          # upside down sides are swapped, too
-        shapes = [*turns * mirrored,
+        turns = A.D4(p=1) if height == width and mirrored else A.VerticalFlip(p=0.5)
+        shapes = [turns,
                   A.Affine(scale=(0.7, 1.4), rotate=(-30, 30), translate_percent=(-0.06, 0.06), p=0.8, **edge),
                   A.ElasticTransform(alpha=60, sigma=8, p=0.3, **edge)]
         colours = [build_jitter(config, 0.3, 0.5), A.RandomGamma((70, 140), p=0.3),
@@ -6912,7 +6917,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
         save_checkpoint(path, content | {'window': as_plain(window), 'dtype': state.dtype})
         load_checkpoint(path)                                          # as replay does, which takes no such objects
         advice += ['batch and weights are saved; run them again (with model and loss_fn, if you gave them): '
-                   f'import train_unet; train_unet.replay({str(path)!r})']
+                   f'import train_unet; print(train_unet.replay({str(path)!r}))']
     raise TrainingDiverged([
         f'{counted(in_a_row, "step")} in a row had a loss or gradient that is not finite, in {state.dtype}: {layer}',
         *shorten([f'in the batch: {name}' for name in files]), *advice])
@@ -7105,6 +7110,7 @@ class Run:
 
     def __init__(self, folder):
         self.folder, self.last_save, self.save_took = Path(folder), time.monotonic(), 0.0      # when, and seconds
+        self.last_closed = -math.inf                                   # when an epoch was last saved
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
         self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
@@ -7273,9 +7279,12 @@ class Run:
         return True
 
     def is_due(self):
-        """Whether the epoch that ends is saved: each one, but where saving takes over a tenth of a second, as of small
-        data sets, after ten times as long as it took."""
-        return from_first(lambda: self.save_took < 0.1 or time.monotonic() - self.last_save > 10 * self.save_took)
+        """Whether the epoch that ends is saved: each one, but where saving takes over a tenth of a second not before
+        ten times as long has gone by since the last one: of few images that may be ten epochs."""
+        now = time.monotonic()
+        is_due = from_first(lambda: self.save_took < 0.1 or now - self.last_closed > 10 * self.save_took)
+        self.last_closed = now if is_due else self.last_closed
+        return is_due
 
     def save_best(self):
         """best.pt, if it waits."""
@@ -7505,7 +7514,8 @@ def close_epoch(state, metrics, config, run, took):
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
         done = f'no better for {counted(since, "epoch")}' + (f', stops at {patience}' if patience else '')
     else:
-        done = 'no better, on small images' if state.best_epoch < state.epoch else 'no better than best.pt'
+        done = 'no better' + (' than best.pt' if state.best_epoch >= state.epoch else
+                              ', on small images' * (row['epoch'] <= small_epochs(config)))
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     minutes = (config['num_epochs'] - state.epoch) * (row['seconds'] + took) / 60      # if all epochs are run
@@ -7544,8 +7554,9 @@ def small_epochs(config):
 
 def epochs_in_vain(history, best_epoch, config):
     """How many epochs since the best one count for early stopping: not those on small images, whose scores are lower
-    anyway, nor those without a sound step."""
-    last = max(best_epoch + 1, small_epochs(config))
+    anyway, nor the first fifth of the run (at most 40: of few images an epoch is a step or two), nor those without a
+    sound step."""
+    last = max(best_epoch + 1, small_epochs(config), min(40, config['num_epochs'] // 5))
     return sum(row['epoch'] > last and math.isfinite(row['train_loss']) for row in history if not row['event'])
 
 
@@ -9138,15 +9149,14 @@ def predict_stream(model, images, dtype=None, tta=False):
 
     `bands` yields the logits as (K, rows, W) at the image's size, top to bottom. Resized images go through the
     network batch_size at a time; in the other size policies the tiles of one image do.
-    `tta` averages over the image and its mirror images (test-time augmentation).
+    `tta` averages over the image and its mirror images (test-time augmentation), with mirror=False that upside down.
     """
-    config, device, problems = model.config, next(model.parameters()).device, wrong_flags({'tta': tta})
-    if tta and config.get('mirror') is False:
-        problems.append('tta=True: looks at mirror images, which this network has not learnt (mirror=False)')
-    if problems:
+    if problems := wrong_flags({'tta': tta}):
         raise ConfigError(problems)
+    config, device = model.config, next(model.parameters()).device
     forward = UnderAutocast(model, dtype or resolve_precision(config, detect_hardware(device)).dtype)
-    mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ([], [3], [2], [2, 3])) / 4
+    ways = ([], [2]) if config.get('mirror') is False else ([], [3], [2], [2, 3])          # upside down left stays left
+    mirrored = lambda x: sum(forward(x.flip(axes)).flip(axes) for axes in ways) / len(ways)
     network = mirrored if tta else forward
     small = lambda image: image.small if isinstance(image, TiffRows) else resize(image, *config['image_size'])
     if config['size_policy'] != 'resize':
@@ -9599,10 +9609,10 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
     has_test = not of_what and SPLITS.index('test') in dataset.pairs.splits
-    again = itertools.starmap(as_typed, (typed | changed).items())
-    following = ('evaluate', quoted(typed_run), 'split=test', *again) if has_test else \
-        ('predict', quoted(typed_run), 'YOUR_IMAGES')
-    print('Next: ', command_line(*following))
+    verb, what = ('evaluate', 'split=test') if has_test else ('predict', 'YOUR_IMAGES')
+    again = {key: value for key, value in (typed | changed).items()
+             if has_test or key in ('tta', 'image_size', 'size_policy')}
+    print('Next: ', command_line(verb, quoted(typed_run), what, *itertools.starmap(as_typed, again.items())))
     return content
 
 
@@ -9700,7 +9710,9 @@ def export(run, format='onnx', output=None, half=False):
             try:
                 with unittest.mock.patch('timm.layers.padding.get_same_padding', same_padding):
                     again, drawn = write(copy.deepcopy(model), fresh, half, is_free), drawn_images(model, is_free)
-                worst, agree = compare_exported(model, again, real + drawn, 3e-3 if half else 1e-5)
+                found = [compare_exported(model, again, images, 3e-3 if half else 1e-5)        # apart, as the logits of
+                         for images in (real, drawn) if images]                                # noise may be larger
+                worst, agree = max(found)[0], min(agree for _, agree in found)
                 break
             except OSError as error:                                   # not the name of what is thrown away
                 raise OSError(error.errno or errno.EIO, error.strerror or in_words(error), str(path)) from None
@@ -10290,7 +10302,8 @@ def judge(dtype, numbers):
     if dtype == 'float16' and numbers['peak'] > torch.finfo(torch.float16).max / 2:
         return f'float16 is unsafe here: {numbers["layer"]} reaches {numbers["peak"]:.3g}; float16 ends at 65,504'
     cosine, _ = numbers['gradients'].get(dtype, (1.0, 1.0))
-    return '' if cosine > 0.9 else f'{dtype} is unsafe here: its gradient has a cosine of {cosine:.3f} with float32\'s'
+    what = 'is not finite' if math.isnan(cosine) else f'has a cosine of {cosine:.3f} with float32\'s'
+    return '' if cosine > 0.9 else f'{dtype} is unsafe here: its gradient {what}'
 
 
 def print_speeds(candidates, images):

@@ -132,6 +132,16 @@ def test_epochs_of_small_images_do_not_stop_a_run_early(small_set, caplog):
     assert caplog.text.count('no better, on small images') == 3
 
 
+@pytest.mark.parametrize('num_epochs, done', [(4, 3), (20, 6), (100, 22), (1000, 42)])
+def test_the_first_fifth_of_a_run_does_not_end_it(num_epochs, done):
+    """Five images make a step of an epoch: such a run was over after 21 steps, before it found anything."""
+    def never_better(model, batch):
+        return squares(model, batch) if torch.is_grad_enabled() else torch.ones(len(batch['image']))
+
+    result = train(loss_fn=never_better, num_epochs=num_epochs, early_stopping_patience=2)
+    assert len(result.history) == done and 'small images' not in log_text()
+
+
 def test_a_network_that_takes_one_size_is_not_given_another(small_set):
     class OneSize(nn.Module):
         def __init__(self, side=64):
@@ -264,10 +274,10 @@ def test_the_best_epoch_is_kept_and_a_run_without_progress_stops():
     model = network()
     at_training_call(model, lambda call: call > 5,  # from then on it learns nonsense
                      lambda output: output + 100 * output.detach().sign())
-    result = train(model, num_epochs=20, early_stopping_patience=3, learning_rate=0.003)
+    result = train(model, num_epochs=15, early_stopping_patience=3, learning_rate=0.003)
     rows = [row for row in result.history if not row['event']]
     best = min(rows, key=lambda row: row['val_loss'])
-    assert len(rows) == best['epoch'] + 3 < 20
+    assert len(rows) == best['epoch'] + 3 < 15
     assert result.best['epoch'] == best['epoch']
     loader = torch.utils.data.DataLoader(Samples(5, seed=1), 4)
     again = tu.evaluate_model(result.model, loader, squares, 'float32')['loss']

@@ -190,7 +190,7 @@ def test_no_export_asks_timm_how_tensorflow_pads_whose_answer_for_free_sizes_sym
     model.network = nn.Sequential(Conv2dSame(3, 4, 3, 2), Conv2dSame(4, 4, 5, 2), nn.Upsample(scale_factor=4),
                                   nn.Conv2d(4, 1, 1))
     monkeypatch.setattr(tu, 'load', lambda *_: model)
-    monkeypatch.setattr(tu, 'drawn_images', lambda *_: [])             # they ask while nothing is traced
+    monkeypatch.setattr(tu, 'drawn_images', lambda *_: [0])            # they ask while nothing is traced
     monkeypatch.setattr(tu, 'example_images', lambda *_: [])
     monkeypatch.setattr(padding, 'get_same_padding', lambda *_: pytest.fail('asked'))
     monkeypatch.setattr(tu, 'compare_exported', lambda *_: (0.0, 1.0))

@@ -38,6 +38,13 @@ def test_classes_that_differ_by_their_side_are_found(tmp_path, drawn, sides):
     assert inspect(eyes(tmp_path / 'set', **drawn))[1].sides == sides
 
 
+def test_classes_of_one_place_or_of_no_image_have_no_side(tmp_path):
+    """Layers from side to side have one middle; a set may have no training images at all."""
+    layers = np.repeat(np.uint8([[0], [1], [2], [0]]), 10, axis=0) * np.ones((1, 40), np.uint8)
+    assert inspect(with_masks(tmp_path / 'set', [layers] * 20))[1].sides == ()
+    assert train_unet.find_sides([], {}) == ()
+
+
 def test_where_a_class_lies_is_told_by_some_rows_of_a_large_mask():
     codes = np.zeros((1000, 50), np.uint8)
     codes[:, 40:] = 7

@@ -495,7 +495,7 @@ def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     assert 'the output of network.2 (BatchNorm2d)' in text
     images = re.findall('in the batch: (.*)', text)
     assert images and all(os.path.exists(image) for image in images)
-    assert "train_unet.replay('run/bad_batch.pt')" in text
+    assert "import train_unet; print(train_unet.replay('run/bad_batch.pt'))" in text
     written = log_text()                       # all of it, with the line that goes on
     assert all(line.strip() in written for line in text.splitlines())
     assert text.endswith("mended? It goes on with:  train_unet.train(resume='run', ...) and the network, loss and data "
