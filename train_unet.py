@@ -279,10 +279,8 @@ ELSEWHERE = {word: ours for ours, words in {
     'image_size': 's scale imgsz img_size img_scale input_size input_shape crop_size patch_size roi_size resolution',
     'cache_images': 'cache cache_ram cache_rate',
     'num_workers': 'j nw n_jobs dataloader_num_workers',
-    'no secret is kept: config.py and last.pt hold all settings':
-        'token hf_token api_key wandb_api_key webhook webhook_url slack_webhook password',
     'augment': 'transform transforms augmentation augmentations multi_scale flipud mosaic mixup degrees',
-    'mirror': 'fliplr flip_lr hflip horizontal_flip random_flip do_mirroring',
+    'mirror': 'fliplr flip_lr hflip horizontal_flip random_horizontal_flip random_flip do_mirroring',
     'architecture': 'model model_name net network',
     'encoder': 'backbone encoder_name',
     'encoder_weights': 'pretrained use_pretrained',
@@ -379,6 +377,8 @@ def did_you_mean(word, candidates, cutoff=0.6):
 
 def key_meant(word, others=()):
     """What to type for a word that is no key, as did_you_mean says it. others: what it may be but a key."""
+    if re.search('(?i)token|secret|passw|webhook|(api|access)_?key', word):
+        return ': no secret is kept here, as config.py and last.pt hold all settings'
     table, last = {letters_of(name): meant for name, meant in ELSEWHERE.items()}, word.rpartition('.')[2]
     if letters_of(word) not in table and len(last) > 1 and last not in ('name', 'weight', 'weights') and not others:
         word = last                                                    # trainer.max_steps, model.lr
@@ -1319,6 +1319,7 @@ class Pairs:
 def folder_words(name):
     """'train_masks' -> ['train', 'masks']; 'trainannot' -> ['train', 'annot']."""
     words = []
+    name = unicodedata.normalize('NFC', name)                          # a Mac takes é apart
     plain = re.sub('[-_ ]with[-_ ].*', '', name)                       # frames-with-annotations are frames
     # imagesTr are for training; BraTS and MatLab are each one word
     apart = re.sub(r'(?<=[a-z])(?=[A-Z])(?!TS(?![a-z])|(?<=[Mm]at)Lab(?![a-z]))', ' ', plain)
@@ -1697,7 +1698,7 @@ def stem_rules(images, masks):
     begins = {found[:len(of_images[0])] for found in of_masks}
     own = {found: image.stem.casefold() for found, image in zip(of_images, images)}
     ends_so = mine and all(stem.endswith(own.get(found[-1:], '\0')) for stem, found in zip(stems, of_masks))
-    if begins <= {*of_images} and max(map(len, of_masks)) > len(of_images[0]) and not ends_so:
+    if 1 < len(begins) and begins <= {*of_images} and max(map(len, of_masks)) > len(of_images[0]) and not ends_so:
         return                                                         # img10_2: is it of img10 or of img2?
     yield 'the last number in the stem' if re.search(r'\d', usual) else 'their folders', number, number
 
@@ -3400,7 +3401,7 @@ def read_mask(path, config):
                             'classes as a mask of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.dtype.kind == 'f':                                        # GeoTIFFs mark no data by -3.4e38
+    if array.dtype in (np.float32, np.float64):                        # GeoTIFFs mark no data by -3.4e38
         array = np.where(array <= -3.4e38, -1, array)
     worst = max(array.max().item(), array.min().item(), key=abs)
     if abs(worst) >= COLOUR and not names_colours(config):             # names_colours: a palette gives colour codes
@@ -7497,8 +7498,8 @@ def keep_if_best(state, metrics, config, run):
 
 
 def close_epoch(state, metrics, config, run, took):
-    """The epoch's row and line, what is best so far, and everything saved. Moves state to the next epoch. `took`:
-    seconds of its validation."""
+    """The epoch's row and line, what is best so far, and everything saved if that is due. Moves state to the next
+    epoch. `took`: seconds of its validation."""
     row = epoch_row(state, metrics)
     patience = config['early_stopping_patience']
     if not math.isfinite(metrics['loss']):

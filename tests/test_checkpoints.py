@@ -1491,8 +1491,8 @@ def test_a_disk_that_takes_nothing_stops_no_training(disk, trouble, told):
 
 @pytest.mark.parametrize('seconds, least, most', [(5, 4, 10), (50, 30, 70)])
 def test_short_epochs_are_not_each_saved_and_lose_nothing(monkeypatch, seconds, least, most):
-    """By a clock of its own: each fsync takes a second, each epoch five, of which saving would be over a third. Long ones
-    are saved before their validation and at their end."""
+    """By a clock of its own: each fsync takes a second, each epoch five, of which saving would be over a third. Long
+    ones are saved before their validation and at their end."""
     clock, saved, fsync, replace = [0.0], [], os.fsync, os.replace
 
     def slow(file):
@@ -1513,6 +1513,7 @@ def test_short_epochs_are_not_each_saved_and_lose_nothing(monkeypatch, seconds, 
     monkeypatch.setattr(os, 'replace', replacing)
     result = train_own(loss_fn=loss_fn, num_epochs=30)
     assert least <= saved.count('last.pt') <= most and 'best so far, saved best.pt' in log_text()
+    assert saved.count('best.pt') <= (10 if seconds == 5 else 30)
     assert ('best so far\n' in log_text()) == (seconds == 5) and tu.load_last('run')[0]['epoch'] == 30
     assert_same(tu.load_last('run')[0]['model'], tu.load_last('undisturbed')[0]['model'])
     assert result.best == undisturbed.best and result.best['epoch'] == torch.load('run/best.pt')['epoch']

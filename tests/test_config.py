@@ -514,7 +514,8 @@ def test_unknown_keys_get_a_suggestion(key, meant):
     ('work_dir', "did you mean 'run_dir'?"), ('weights', 'initial_weights is where train starts'),
     ('pretrained', "did you mean 'encoder_weights'?"), ('max_grad_norm', "did you mean 'grad_clip'?"),
     ('scheduler', 'always falls along a cosine'), ('gpus', 'torchrun --nproc_per_node=2'),
-    ('fast_dev_run', 'type --preset debug'), ('criterion', 'train(loss_fn=...)'),
+    ('fast_dev_run', 'type --preset debug'), ('criterion', 'train(loss_fn=...)'), ('fliplr', "did you mean 'mirror'?"),
+    *[(word, 'no secret is kept here') for word in ('hf_token', 'wandb.api_key', 'slack_webhook', 'smtp_password')],
     *[(word, 'the keys are those of CONFIG') for word in ('task', 'plots', 'time', 'splitter', 'adam_beta1',
                                                                      'thing.name')]])
 def test_words_of_other_trainers_are_told_what_they_are_here(key, told):
@@ -763,6 +764,8 @@ def test_an_edited_config_tells_all_of_its_mistakes(monkeypatch):
     ({'precision': '32-true'}, False, 'auto'),
     ({'precision': 32}, False, 'auto'),
     ({'precision_type': 'fp16'}, True, 'float16'),
+    ({'amp_dtype': 'fp16'}, 'auto', 'float16'),
+    ({'amp_dtype': 'BF16'}, 'auto', 'bfloat16'),
     ({'precision_type': 'FP32'}, False, 'auto'),
     ({'mixed_precision': True}, True, 'auto'),
     ({'mixed_precision': 'no'}, False, 'auto'),

@@ -181,6 +181,15 @@ def test_pt2_of_three_classes_agrees_and_says_what_it_needs(three, pt2_of_three,
     assert_facts(facts, ['ground', 'disc', 'corner'])
 
 
+def test_real_and_drawn_images_are_compared_apart(own, tmp_path, monkeypatch):
+    """Noise has larger logits, and with them a wider bound."""
+    compared, drawn = [], tu.drawn_images
+    monkeypatch.setattr(tu, 'drawn_images', lambda *given: ['drawn' for _ in drawn(*given)])
+    monkeypatch.setattr(tu, 'compare_exported', lambda *given: compared.append(given[2]) or (0.0, 1.0))
+    assert tu.export(own, 'smp', tmp_path / 'model') == 0
+    assert [{type(image) for image in images} for images in compared] == [{torch.Tensor}, {str}]
+
+
 def test_no_export_asks_timm_how_tensorflow_pads_whose_answer_for_free_sizes_sympy_never_ends(
         own, tmp_path, monkeypatch):
     from timm.layers import Conv2dSame, padding

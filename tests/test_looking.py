@@ -31,8 +31,8 @@ from train_unet import DataError
 
 
 @pytest.mark.parametrize('drawn, sides', [
-    ({}, (1, 2)), ({'swapped': 20}, (2, 1)), ({'swapped': 4}, ()), ({'radii': (6, 8)}, ()), ({'shown': 8}, ()),
-    ({'count': 11}, ())])
+    ({}, (1, 2)), ({'swapped': 20}, (2, 1)), ({'swapped': 4}, ()), ({'radii': (6, 8)}, ()), ({'radii': (8, 6)}, ()),
+    ({'shown': 8}, ()), ({'count': 40, 'shown': 15}, ()), ({'count': 11}, ())])
 def test_classes_that_differ_by_their_side_are_found(tmp_path, drawn, sides):
     """As eyes do, unless they change places in some masks, or differ in size, or the masks that show both are few."""
     assert inspect(eyes(tmp_path / 'set', **drawn))[1].sides == sides

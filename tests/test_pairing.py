@@ -574,6 +574,13 @@ def test_a_running_number_behind_the_number_of_the_image_pairs_nothing(tmp_path,
     assert 'do not pair' in ask(tmp_path).title
 
 
+@pytest.mark.parametrize('mask', ['label2_{n:03}', 'mask_v2_{n}', 'class1_{n:03}'])
+def test_a_number_that_all_masks_have_in_front_is_not_the_image_s(tmp_path, mask):
+    fill(tmp_path, [f'images/img_{n}.png' for n in range(14)], [f'masks/{mask.format(n=n)}.png' for n in range(14)])
+    assert partners(inspect(tmp_path)[1], tmp_path) == {
+        f'images/img_{n}.png': f'masks/{mask.format(n=n)}.png' for n in range(14)}
+
+
 def test_two_numbers_that_both_fit_pair_nothing(tmp_path):
     times = [3, 1, 4, 0, 2]
     fill(tmp_path, [f'images/frame_{n}_t{t}.png' for n, t in enumerate(times)],
@@ -1831,7 +1838,7 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
 
 
 @pytest.mark.parametrize('words', ['training Validation testing', 'entrenamiento validación prueba', '训练集 验证集 测试集',
-                                   'treino validação teste'])
+                                   'treino validação teste', 'treino validac\u0327a\u0303o teste'])
 def test_words_of_splits(tmp_path, words):
     for split in words.split():
         fill(tmp_path / 'set', [f'images/{split}/{split}.jpg'], [f'masks/{split}/{split}.png'])
@@ -2002,11 +2009,10 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     assert [note for note in data.notes if '.txt' in note] == [told]
 
 
-@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval'), ('trainaug', 'val'),
+@pytest.mark.parametrize('train, val', [('trainval', 'test'), ('trn', 'val'), ('train', 'eval'),
                                         ('eg1800_train', 'eg1800_test'), ('my_list_train', 'my_list_val')])
 def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
-    """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt, VOC for DeepLab with
-    trainaug.txt."""
+    """The Oxford pets come with trainval.txt and test.txt, Aeroscapes with trn.txt and val.txt."""
     stems = [f'pug_{n}' for n in range(12)]
     fill(tmp_path, [f'images/{stem}.png' for stem in stems], [f'annotations/trimaps/{stem}.png' for stem in stems])
     (tmp_path / f'annotations/{train}.txt').write_text('\n'.join(f'{stem} 1 1 1' for stem in stems[:8]))
@@ -2015,6 +2021,18 @@ def test_text_files_of_other_names_are_its_split_too(tmp_path, train, val):
     data = inspect(tmp_path)[1]
     assert names_of(data, 'test' if 'test' in val else 'val') == set(stems[8:])
     assert split_sizes(data) == ([6, 2, 4] if 'test' in val else [8, 4, 0])
+
+
+def test_trainaug_lists_all_training_images(tmp_path):
+    """VOC for DeepLab: train.txt holds some of them, and its validation images were trained on."""
+    stems = [f'2008_{n:06}' for n in range(12)]
+    fill(tmp_path, [f'JPEGImages/{stem}.png' for stem in stems], [f'SegmentationClassAug/{stem}.png' for stem in stems])
+    (tmp_path / 'ImageSets/Segmentation').mkdir(parents=True)
+    for name, listed in {'train': stems[:4], 'val': stems[8:], 'trainval': stems[:4] + stems[8:], 'aug': stems[4:8],
+                         'trainaug': stems[:8]}.items():
+        (tmp_path / f'ImageSets/Segmentation/{name}.txt').write_text('\n'.join(listed))
+    data = inspect(tmp_path)[1]
+    assert names_of(data, 'val') == set(stems[8:]) and split_sizes(data) == [8, 4, 0]
 
 
 @pytest.mark.parametrize('other, lines', [('requirements-dev.txt', ['pytest']), ('fold1_train.txt', ['pug_9'])])

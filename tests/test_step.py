@@ -639,7 +639,7 @@ def test_the_line_that_replays_is_python_whatever_the_folder_is_called():
     folder = 'it\'s \\new'
     with pytest.raises(tu.TrainingDiverged) as error:
         train(nn.Sequential(nn.Conv2d(3, 1, 1), Nothing()), run_dir=folder)
-    path, = re.findall(r'replay\((.*)\)', str(error.value))
+    path, = re.findall(r'replay\((.*)\)\)', str(error.value))
     assert ast.literal_eval(path) == str(Path(folder) / 'bad_batch.pt')
 
 
