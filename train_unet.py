@@ -5282,8 +5282,8 @@ def settle(config, hardware, data, is_demo):
     choose('num_classes', data.coding.num_classes, 'found in the masks')
     class_names(config, config['num_classes'])                         # refuses a wrong number of names
     choose('image_size', *usual_size(config, data, largest))
-    sides = 'class {} lies left of class {}: mirrored, each would look like the other'.format(*data.sides or '--')
-    choose('mirror', not data.sides, sides if data.sides else 'no classes that differ by their side')
+    choose('mirror', not data.sides, 'no classes that differ by their side' if not data.sides else
+           'class {} lies left of class {}: mirrored, each would look like the other'.format(*data.sides))
     is_usual = on_cpu and config['encoder'] == 'auto' and config['architecture'] == 'Unet'
     is_usual &= config['size_policy'] == 'resize' and min(config['image_size']) >= 128 and not config['compile_model']
     choose('progressive_resizing', 0.18 if is_usual else 0.0, 'sooner good on a CPU' if is_usual else 'all at one size')

@@ -970,6 +970,8 @@ def test_a_checkpoint_with_a_key_that_is_no_more_goes_on(run_of_one):
 def test_a_run_of_a_time_when_each_image_came_once_goes_on_so(run_of_one):
     patch_last(lambda saved: saved['config'].pop('oversample_foreground'))
     assert tu.resume_config(tu.Path('run'), None, {'num_epochs': 2})[0]['oversample_foreground'] == 0
+    patch_last(lambda saved: saved['config'].pop('mirror'))
+    assert tu.resume_config(tu.Path('run'), None, {'num_epochs': 2})[0]['mirror'] is True
 
 
 # --- data and network at a resume -----------------------------------------------------

@@ -478,7 +478,7 @@ def test_a_secret_in_a_preset_is_refused_and_saved_nowhere(set_folder, key, caps
     Path('mine.py').write_text(f"config = {{'{key}': 'hunter2'}}\n")
     assert tu.main([f'data={set_folder}', '--preset', 'mine.py', *TYPED]) == 2
     told = capsys.readouterr()
-    assert f'unknown key {key!r}' in told.err and 'hunter2' not in told.err + told.out
+    assert f'unknown key {key!r}: no secret is kept here' in told.err and 'hunter2' not in told.err + told.out
     assert not os.path.exists('runs')
 
 
