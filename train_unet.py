@@ -3972,7 +3972,7 @@ def scan_pair(image, mask, config):
             'inside': (tally(codes[in_areas(codes, 0)]) if are_numbers else counts).tolist()}
 
 
-def places_across(codes, found, most=64):
+def places_across(codes, found, most=32):
     """How far to the right, 0 to 1, each of the codes `found` lies on average in up to `most` rows of a mask (H, W)."""
     rows = codes[::math.ceil(len(codes) / most)]
     place, across = np.searchsorted(found, rows.ravel()), np.tile(np.linspace(0, 1, rows.shape[1]), len(rows))
