@@ -1994,11 +1994,12 @@ def find_pairs(config):
                 some, *_ = pair_files(config | {'skip_unpaired': True}, root, files)
                 error.problems += problems_of_files(some, config)
             raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
-        pairs = split_by_names(pairs, root, files, notes)
+        pairs, listed = split_by_names(pairs, root, files, notes), lists_there(root, files)
+        if not lone:
+            refuse_other_pairs(pairs, listed)
         if not any(image.split for image, _ in pairs):
             notes += [f'if the split of {rule} is meant type {line}'
-                      for line, (listed, rule) in lists_there(root, files).items()
-                      if any(image.split for image, _ in listed)]
+                      for line, (others, rule) in listed.items() if any(image.split for image, _ in others)]
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
         raise DataError([f'{selves[0]}: would be an image and its mask at once', *lines_that_pair(config, root, files)])
     try:
@@ -2009,6 +2010,19 @@ def find_pairs(config):
     lists = tuple(path for path in named if os.path.isfile(path))      # a pipe would be waited for
     notes += doubts(pairs, splits, config) + doubts_of_lists(pairs, root, files)
     return Pairs(*paths_of(pairs), splits, drawn, rule, notes, lists)
+
+
+def refuse_other_pairs(pairs, lists):
+    """DataError where a list, of `lists_there`, gives an image a mask that by its name is another image's."""
+    mask_of = {os.path.abspath(image.path): os.path.abspath(mask.path) for image, mask in pairs if lists}
+    masks = {*mask_of.values()}
+    for line, (listed, rule) in lists.items():
+        places = [[os.path.abspath(file.path) for file in pair] for pair in listed]
+        other = [(image, mask) for image, mask in places if mask in masks and mask_of.get(image, mask) != mask]
+        for image, mask in other[:1]:
+            raise DataError([f'{rule} gives {image} the mask {os.path.basename(mask)}, its name '
+                             f'{os.path.basename(mask_of[image])} ({len(other)} such images)',
+                             f'to go by the list type {line}; by the names, move the list to another folder'])
 
 
 def doubts_of_lists(pairs, root, files):
@@ -6463,6 +6477,8 @@ def load_last(folder):
         except OSError as error:
             problems.append(str(error))
             log.warning('%s%s', error, '; trying the one before it' * (path != found[-1]))
+    if problems and Path(folder, 'best.pt').exists():
+        problems.append(f'its best weights begin a new run with:  {as_typed("initial_weights", Path(folder))}')
     raise UserError(problems or f'{folder}: holds no last.pt; there is nothing to resume', 'cannot resume')
 
 
@@ -6911,7 +6927,8 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     files = [name for number in range(len(window)) for name in names(number)]
     limit = config['grad_clip'] or math.inf
     clip = 'grad_clip=1.0' if limit > 1 else f'a lower grad_clip (now {limit:g})'
-    advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), {clip} or other data may help']
+    advice = [f'a lower learning_rate (now {config["learning_rate"]:g}), {clip} or other data may help; where a '
+              'resume ends here again the weights had grown too large before they were saved: begin anew']
     with contextlib.suppress(OSError, AttributeError, TypeError, pickle.PicklingError):    # of objects in the batch
         path = folder / f'bad_batch{world().rank or ""}.pt'
         content = describe_model(state.model, config, state.model.state_dict())
@@ -6958,6 +6975,7 @@ def find_nonfinite(state, window, loss_fn, dtype):
     """Run a window forward -> (whether the loss or a running statistic is not finite, what is not finite in words: the
     first layer with such an output, else the statistics, the loss or the gradient)."""
     found, before, is_lost = [], Snapshot(state.parts), False
+    sound = [name for name, value in state.model.named_buffers() if is_finite(value)]
 
     def watch(name, module, inputs, output):
         if not found and not all(map(is_finite, pytree.tree_leaves(output))):
@@ -6973,7 +6991,8 @@ def find_nonfinite(state, window, loss_fn, dtype):
             for losses, _ in in_halves(forward, batch):
                 is_lost |= not is_finite(losses)
         is_spoilt = bool(before.is_spoilt(before.now()))
-    other = 'the statistics of a norm' if is_spoilt and not is_lost else \
+        lost = [name for name in sound if not is_finite(state.model.get_buffer(name))]
+    other = f'the statistics of a norm ({", ".join(lost[:1])})' if is_spoilt and not is_lost else \
         f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
     return is_lost or is_spoilt, next(iter(found), other)
 
@@ -8561,10 +8580,20 @@ def stop_workers(*loaders):
                 worker.kill()
 
 
+def resume_from(run):
+    """As load_last, in all processes. A last.pt that is damaged becomes damaged.pt: the next save would rename it to
+    previous.pt, over the one that is whole."""
+    saved, path = from_first(lambda: load_last(run.folder))
+    if path.name != 'last.pt' and not world().rank:
+        with contextlib.suppress(OSError):                             # there may be none
+            os.replace(run.folder / 'last.pt', run.folder / 'damaged.pt')
+    return saved, path
+
+
 def go_back(state, config, run, **changes):
     """Back to the last checkpoint, but in what healing arrived at, or `changes`; the history keeps recoveries."""
     history, changes = state.history, {key: getattr(state, key) for key in ('dtype', 'batch_size', 'images')} | changes
-    saved, _ = from_first(lambda: load_last(run.folder))
+    saved, _ = resume_from(run)
     state.scaler = build_scaler(changes['dtype'], config, state.device)
     restore(state, saved)
     run.unsaved = None if world().rank else saved.get('unsaved')       # later best epochs are trained again
@@ -8576,7 +8605,7 @@ def go_back(state, config, run, **changes):
 def resume_state(state, run, config, precision, hardware, sources):
     """Continue from last.pt -> what it holds but weights. The precision and the micro-batch that healing arrived at
     come with it, unless their settings were changed, as `sources` tells. UserError for a checkpoint of another run."""
-    saved, path = from_first(lambda: load_last(run.folder))
+    saved, path = resume_from(run)
     images, changed = state.images, {key for key, origin in sources.items() if origin != 'default'}
     try:
         refuse_nonsense(saved, state, config)
@@ -8772,14 +8801,18 @@ def is_trivial(metrics):
     return 0 < constant < 1 and metrics['iou'] <= constant + min(constant, 0.05 * (1 - constant))
 
 
-def warn_if_trivial(metrics, config):
-    """Say what to look at where next to nothing was learnt."""
+def warn_if_trivial(metrics, config, run=None):
+    """Say what to look at where next to nothing was learnt, or found in the data of others by a `run`."""
     if is_trivial(metrics):
         is_left = config['data'] != OWN_DATA and config['loss'] != 'dice' and not wished_weights(config)
         weights = 'class_weights=auto (rare foreground), ' * is_left
+        advice = f'More epochs, {weights}a larger image_size or a lower learning_rate may help; do the masks lie on ' \
+                 'their images (see samples.png of check)?'
+        if run:
+            advice = 'The run may not know such images, or their masks may mean something else. A training on them ' \
+                     f'can begin with its weights: {as_typed("initial_weights", Path(run))}'
         warn([f'IoU {metrics["iou"]:.4f} is not, or hardly, better than that of the same class everywhere, '
-              f'{metrics["constant_iou"]:.4f}. More epochs, {weights}a larger image_size '
-              'or a lower learning_rate may help; do the masks lie on their images (see samples.png of check)?'])
+              f'{metrics["constant_iou"]:.4f}. {advice}'])
 
 
 def warn_if_lost(best, history):
@@ -9605,7 +9638,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
     tell_detail(dataset)
-    warn_if_trivial(tuned, model.config)
+    warn_if_trivial(tuned, model.config, run if 'data' in typed else None)
     if trouble:
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
@@ -10265,15 +10298,18 @@ def examine_numbers(model, config, loss_fn, dtypes, batch):
     where it is, 'lost': the share of gradient values that float16 would round to 0 unscaled,
     'gradients': {dtype: (cosine, norm ratio)} against float32}."""
     model.train()
-    peak, names, in_float32 = {}, {module: name for name, module in model.named_modules()}, {}
+    peak, in_float32 = {}, {}
+    apart = {inner for module in model.modules() if isinstance(module, Float32) for inner in module.modules()}
 
-    def watch(module, inputs, output):
-        tensors = list(filter(torch.is_tensor, pytree.tree_leaves(output)))
+    def watch(name, module, inputs, output):
+        of_inputs, of_output = ([value for value in pytree.tree_leaves(values) if torch.is_tensor(value)]
+                                for values in (inputs, output))
         if isinstance(module, Float32):                                # not counted, nor if an outer module returns it
-            in_float32.update({id(tensor): tensor for tensor in tensors})
-        for value in tensors if names.get(module) else ():
-            if id(value) not in in_float32:
-                peak[names[module]] = max(peak.get(names[module], 0.0), float(value.detach().abs().max()))
+            in_float32.update({id(tensor): tensor for tensor in of_output})
+        for place, tensors in ((f'the input of {name}', of_inputs * (module not in apart)), (name, of_output)):
+            for value in tensors if name else ():
+                if id(value) not in in_float32:
+                    peak[place] = max(peak.get(place, 0.0), float(value.detach().abs().max()))
 
     batch = to_device(batch, next(model.parameters()).device)
 
@@ -10285,7 +10321,9 @@ def examine_numbers(model, config, loss_fn, dtypes, batch):
         whole = flat(p.grad for p in model.parameters() if p.grad is not None).cpu().double() / scale
         return gradient(dtype, scale / 2) if scale > 1 and not torch.isfinite(whole).all() else whole    # as the scaler
 
-    with nn.modules.module.register_module_forward_hook(watch):
+    with contextlib.ExitStack() as after:
+        for name, module in model.named_modules():                     # after the hooks that are there
+            after.enter_context(module.register_forward_hook(functools.partial(watch, name)))
         truth = gradient('float32')
     layer = max(peak, key=peak.get)
     lost = float(((truth != 0) & (truth.abs() < 2.0 ** -25)).sum() / (truth != 0).sum().clamp_min(1))

@@ -138,6 +138,8 @@ def test_each_script_has_help(script, capsys, monkeypatch):
     ('images_per_second', ['--contenders', 'plain', '--data=.'], '. has no images/train, images/val, masks/train, '),
     ('time_to_iou', ['--size=1x2x3'], 'type pixels, as 128 or 96x128'),
     ('time_to_iou', ['--budget=0'], 'must be above 0'),
+    ('time_to_iou', ['--budget=nan'], 'must be above 0, and finite'),
+    ('time_to_iou', ['--limit=inf'], 'must be above 0, and finite'),
     ('time_to_iou', ['--data=.'], 'none of the --sets is in there')])
 def test_what_cannot_be_measured_is_refused_before_anything_is(script, words, told, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, 'argv', [script, *words])
@@ -146,6 +148,16 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(script, words, to
     assert told in capsys.readouterr().err + str(done.value.code) and done.value.code not in (0, None)
     written = [path for path in tmp_path.rglob('*') if path.is_file()]
     assert {path.parent for path in written} <= {tmp_path / 'cache/matplotlib'}        # its list of fonts, if it is new
+
+
+def test_images_per_second_takes_two_classes(split_set, monkeypatch):
+    """The peers' masks are what lies above 127: class numbers would all be background."""
+    path = min(split_set.glob('masks/train/*'))
+    PIL.Image.new('L', (32, 32), 3).save(path)
+    monkeypatch.setattr(sys, 'argv', ['images_per_second', '--contenders', 'plain', f'--data={split_set}', '--steps=2',
+                                      '--batch=2'])
+    with pytest.raises(SystemExit, match=r'holds \[3\]; all contenders learn two classes'):
+        images_per_second.main()
 
 
 @pytest.mark.parametrize('error, code', [(KeyboardInterrupt(), 130), (gpu.train_unet.UserError('no such thing'),
@@ -761,6 +773,13 @@ def test_the_largest_photo_is_the_one_of_most_pixels(tmp_path):
             PIL.Image.new('L', size).save(tmp_path / kind / split / f'{name}.png')
     config = train_unet.resolve_config(None, {'data': str(tmp_path)})[0]
     assert large_image.choose_photo(types.SimpleNamespace(config=config)).endswith('tall.png')
+
+
+def test_a_run_without_tiles_is_no_large_image(small_set, monkeypatch, tmp_path):
+    train_unet.train(run_dir=str(tmp_path / 'run'), data=str(small_set), **TINY | {'num_epochs': 1})
+    monkeypatch.setattr(sys, 'argv', ['large_image', f'--run={tmp_path}/run', '--device=cpu'])
+    with pytest.raises(SystemExit, match='has size_policy=resize; only a run with crop'):
+        large_image.main()
 
 
 @pytest.mark.usefixtures('quick_runs')

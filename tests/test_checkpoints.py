@@ -1980,8 +1980,10 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(toys):
     assert tu.load_last('run')[0]['step'] == 3
     damage(tu.Path('run/last.pt'), 'cut')
     assert tu.load_last('run')[0]['step'] == 2
-    train_own(resume='run', run_dir='auto')
+    train_own(loss_fn=stop_at(3, squares), checkpoint_minutes=0.0, resume='run', run_dir='auto')
     assert 'run/last.pt is damaged' in log_text()
+    assert tu.load_checkpoint(Path('run/previous.pt'))['step'] == 2 and os.path.exists('run/damaged.pt')
+    train_own(resume='run', run_dir='auto')
     assert_same(final(), final(toys[3]))
 
 
@@ -2015,7 +2017,7 @@ def hostile(request):
 def test_a_hostile_checkpoint_is_refused_and_not_run(hostile, run_of_two):
     for name in ('last.pt', 'previous.pt'):
         hostile(f'run/{name}')
-    with pytest.raises(tu.UserError, match='last.pt'):
+    with pytest.raises(tu.UserError, match='last.pt(.|\n)*a new run with:  initial_weights=run$'):
         tu.train(resume='run')
 
 

@@ -446,6 +446,27 @@ class Block(nn.Module):
         return self.conv(images) * 1e6
 
 
+@pytest.mark.parametrize('how', ['after a layer', 'before a layer'])
+def test_an_overflow_between_two_layers_is_seen(how):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))
+    if how == 'after a layer':
+        model[0].register_forward_hook(lambda module, inputs, output: output * 1e6)
+    else:
+        model[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1e6,))
+    loss_fn = lambda model, batch: model(batch['image']).square().mean((1, 2, 3))
+    numbers = tu.examine_numbers(model, settled(), loss_fn, [], {'image': torch.rand(4, 3, 8, 8)})
+    assert numbers['layer'] == ('0' if how == 'after a layer' else 'the input of 1')
+    assert 'float16 is unsafe here' in tu.judge('float16', numbers)
+
+
+def test_what_float32_takes_in_cannot_overflow_float16():
+    config = settled(encoder='tu-test_resnet', mean=[5e4] * 3, std=[1e4] * 3)
+    batch = {'image': torch.full((2, 3, 64, 64), 60000, dtype=torch.uint16), 'mask': torch.zeros(2, 64, 64).byte()}
+    numbers = tu.examine_numbers(tu.build_model(config), config, tu.SegmentationLoss(config), [], batch)
+    assert not tu.judge('float16', numbers) and numbers['peak'] < 1e4
+
+
 def test_an_overflow_in_a_block_is_seen_that_no_layer_of_it_shows():
     torch.manual_seed(0)
     model = nn.Sequential(Block(), nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1))

@@ -1781,6 +1781,22 @@ def test_a_list_without_masks_beside_one_with_masks(tmp_path):
     assert f'{tmp_path}/train.csv, line 2: image and mask must both be given' in str(ask(tmp_path / 'train.csv'))
 
 
+def test_a_list_that_pairs_otherwise_than_the_names_is_not_overruled(tmp_path):
+    """Equal names by chance, as where both folders are numbered on their own."""
+    rows = [(f'images/{n}.jpg', f'masks/{n * 7 % 10}.png') for n in range(10)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, known=[(image, f'masks/{n}.png') for n, (image, _) in enumerate(rows)])
+    assert len(partners(inspect(tmp_path)[1], tmp_path)) == 10
+
+    write_lists(tmp_path, pairs=rows)
+    error = ask(tmp_path)
+    assert f'list pairs.csv gives {tmp_path}/images/1.jpg the mask 7.png, its name 1.png (8 such images)' in str(error)
+    assert offered(error, 'data') == f'data={tmp_path}/pairs.csv'
+    assert partners(inspect(tmp_path / 'pairs.csv')[1], tmp_path) == dict(rows)
+    named = partners(inspect(tmp_path, mask_pattern='{stem}.png')[1], tmp_path)        # typed, so it is meant
+    assert named == {f'images/{n}.jpg': f'masks/{n}.png' for n in range(10)}
+
+
 def test_lists_that_lie_beside_the_data_are_offered(tmp_path):
     """No name tells which picture is which mask; first where nothing pairs, then where only the split is theirs."""
     folder = tmp_path / 'my set'

@@ -479,6 +479,15 @@ def test_nan_that_the_loss_leaves_out_is_not_to_blame():
 # --- runs that are never finite -------------------------------------------------------
 
 
+def test_statistics_that_overflow_are_named(small_set):
+    """The variance of 1e30 is beyond float32, the normalised values are not."""
+    model = network()
+    norm = next(name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d))
+    model.get_submodule(norm).register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1e30,))
+    with pytest.raises(tu.TrainingDiverged, match=rf'statistics of a norm \({norm}.running_var\)'):
+        train(model=model, max_bad_steps=2)
+
+
 def test_a_run_that_is_never_finite_ends_with_layer_and_files(small_set):
     class Scaled(nn.Module):
         def forward(self, images):

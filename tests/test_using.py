@@ -1403,6 +1403,9 @@ def test_a_network_that_learnt_nothing_is_told_and_tunes_no_threshold(own, two, 
         caplog.clear()
         tu.evaluate(own)
         assert 'More epochs, a larger image_size' in caplog.text
+    caplog.clear()
+    tu.evaluate(own, data=str(two[1]))                             # data of others train nothing here
+    assert f'can begin with its weights: initial_weights={own}' in caplog.text and 'More epochs' not in caplog.text
 
 
 def test_images_that_have_a_mask_may_be_left_out(two, tmp_path, capsys):

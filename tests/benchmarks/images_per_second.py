@@ -32,6 +32,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
+
 from common import (base_parser, count_cores, count_workers, describe_machine, exit_with, median_and_spread,
                     lacks, print_table, save_json, whole_number)
 from processes import ask_subprocess
@@ -93,8 +96,8 @@ def main():
                     found = measure(job, Path(folder))
                     records, failed = records + found, failed + (not found)
                     sizes = {record['parameters'] for record in records if record['encoder'] == encoder}
-                    if len(sizes) > 1:                                 # of classes; peers take two
-                        sys.exit(f'the networks differ: {sizes} parameters; is {args.data} a set of two classes?')
+                    if len(sizes) > 1:
+                        sys.exit(f'the networks differ: {sizes} parameters')
                     path = save_json('images_per_second', {'settings': vars(args), 'runs': records},
                                      args.out, n=args.rounds, seed=f'0..{args.rounds - 1}')
                     bar.update()
@@ -147,6 +150,9 @@ def prepare_data(args, target):
         if len(images) < count or len(images) != len(masks):
             sys.exit(f'{source}: {len(images)} images and {len(masks)} masks in {split}, '
                      f'{count} are needed; fewer --steps or a smaller --batch')
+        for path in masks[:count] if args.data != 'demo' else ():
+            if others := {*np.unique(np.asarray(PIL.Image.open(path))).tolist()} - {0, 255}:
+                sys.exit(f'{path}: holds {sorted(others)[:5]}; all contenders learn two classes, of masks of 0 and 255')
         for kind, files in (('images', images), ('masks', masks)):
             (target / kind / split).mkdir(parents=True)
             for path in files[:count]:

@@ -134,6 +134,8 @@ def main():
         folder = Path(folder)
         run = args.run or train_small(args, folder / 'run')
         model = train_unet.load(run, args.device)
+        if model.config['size_policy'] != 'crop':
+            sys.exit(f'{run}: has size_policy={model.config["size_policy"]}; only a run with crop predicts in tiles')
         photo = args.photo or choose_photo(model)
         tile = args.tile if args.run is None else model.config['image_size'][0]
         seam = measure_seam(model, photo, tile)

@@ -31,6 +31,7 @@ there' tells when, and 'against that' is the ratio to it.
 """
 import contextlib
 import json
+import math
 import os
 import re
 import statistics
@@ -75,8 +76,9 @@ def parse_args():
     args = parser.parse_args()
     if not re.fullmatch(r'[1-9]\d*(x[1-9]\d*)?', args.size):
         parser.error(f'--size {args.size}: type pixels, as 128 or 96x128')
-    if args.budget <= 0:
-        parser.error(f'--budget {args.budget:g}: must be above 0')
+    for name in ('budget', 'limit'):
+        if not 0 < getattr(args, name) < math.inf:
+            parser.error(f'--{name} {getattr(args, name):g}: must be above 0, and finite')
     sides = [int(side) for side in args.size.split('x')]
     args.size = [sides[0], sides[-1]]
     args.out = args.out or 'runs/benchmarks/time_to_iou.json'          # where --resume looks for it
