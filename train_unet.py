@@ -1265,10 +1265,12 @@ def seed_of(*numbers):
 SPLITS = ('train', 'val', 'test')
 IGNORE = 255                       # the id of ignored pixels once a mask is decoded
 SPLIT_WORDS = {word: split for split, words in {
-    'train': 'train training trn tr trainval entrenamiento treino entrainement entraînement addestramento 训练 训练集',
+    'train': 'train training trn tr trainval entrenamiento treino entrainement entraînement addestramento обучение '
+             '训练 训练集',
     'val': 'val valid validate validation vd dev eval evaluation validacion validación validacao validação validierung '
-           'validazione 验证 验证集',
-    'test': 'test testing tst ts te holdout prueba teste 测试 测试集'}.items() for word in words.split()}
+           'validazione валидация 验证 验证集',
+    'test': 'test testing tst ts te holdout hold-out hold_out prueba teste тест 测试 测试集'}.items()
+    for word in words.split()}
 LONG_SPLIT_WORDS = '|'.join(sorted((word for word in SPLIT_WORDS if len(word) > 2), key=len, reverse=True))
 SET_WORDS = {'aug', 'crop', 'crops', 'data', 'set', 'split'}
 IMAGE_WORDS = set('image images img imgs jpegimages photo photos picture pictures raw leftimg frames input '
@@ -2198,8 +2200,8 @@ def tail_of(path, parts):
 
 def split_by_names(pairs, root, files, notes):
     """Pairs whose folders name no split get it from text files (train.txt, val.txt, or else eg1800_train.txt) that list
-    all images, or all but the training images, or from the first word of all names (train_1.png, testA_1.png); else
-    they stay as they are."""
+    nearly all images, or all but the training images, or from the first word of all names (train_1.png, testA_1.png);
+    else they stay as they are."""
     lists = [place for place in files if split_listed(place[1]) and os.path.isfile(os.path.join(root, *place))]
     kinds = ' and '.join(sorted({f'*{os.path.splitext(name)[1]}' for _, name in lists}))
     why = f'{kinds}, as folders tell the split'
@@ -2215,15 +2217,17 @@ def split_by_names(pairs, root, files, notes):
             known = {*stems, *(tail_of(path, parts) for path in beside if os.path.dirname(path) in folders)}
             ways = [(some, *way) for some in (plain, lists, exact)
                     for way in ways_to_split(stems, some, root, parts, known)]
-            for some, how, listed in ways:
+            for least, (some, how, listed) in itertools.product((1, 0.9), ways):       # a few may be in no list
                 splits = splits_told(stems, [(pair[side].rest, pair[0].split) for pair in pairs], listed, known)
-                if all(splits) and {'train'} < set(splits):
+                is_told = len(splits) - splits.count(None) >= least * len(splits)
+                is_torn = any(listed.get(stem, '') is None for stem in stems)          # in two lists
+                if is_told and not is_torn and {'train'} < {*splits} - {None}:
                     notes.append(f'the images are split by {how}')
                     left_out = [posixpath.join(*place) for place in lists if some is exact and place not in exact]
                     notes += tell_ignored({'which do not list every image once': left_out})
-                    return [(dataclasses.replace(image, split=split), mask)
+                    return [(dataclasses.replace(image, split=split or ''), mask)
                             for (image, mask), split in zip(pairs, splits)]
-        why = f'{kinds}, which do not list every image once and so tell no split'
+        why = f'{kinds}, which do not list nine in ten images once and so tell no split'
         wanted = {posixpath.basename(name) for _, how, names in ways if 'files' in how for name in names}
         used = {os.path.dirname(file.path) for pair in pairs for file in pair}
         meant = Counter(folder or '.' for folder, name in files * bool(wanted)
@@ -3415,8 +3419,8 @@ def read_mask(path, config):
                             'classes as a mask of its own')
         r, g, b = (array[..., i].astype(np.int32) for i in range(3))
         return COLOUR + (r << 16 | g << 8 | b)
-    if array.dtype in (np.float32, np.float64):                        # GeoTIFFs mark no data by -3.4e38
-        array = np.where(array <= -3.4e38, -1, array)
+    if array.dtype in (np.float32, np.float64, np.int32):              # GeoTIFFs mark no data by -3.4e38, -2147483648
+        array = np.where(array <= (-2 ** 31 if array.dtype == np.int32 else -3.4e38), -1, array)
     worst = max(array.max().item(), array.min().item(), key=abs)
     if abs(worst) >= COLOUR and not names_colours(config):             # names_colours: a palette gives colour codes
         raise DataError(f'{path}: holds the number {worst}; those of a mask must be below {COLOUR}')
@@ -3628,10 +3632,12 @@ def guess_coding(values, images, areas, special, palette, wanted, counts_up, los
     values. special: those of them that are ignored; wanted: num_classes, perhaps 'auto'."""
     plain, ignored = sorted(values.keys() - special), dict.fromkeys(special, IGNORE)
     between, void = (share_of(codes, values) for codes in (range(1, 255), [255]))
-    if set(values) <= {0, 255, 65535} and special <= {255} and (wanted in ('auto', 2) or 65535 in values):
-        tops = sorted(values.keys() - {0})
-        return Coding({0: 0} | dict.fromkeys(tops or [255], 1), None, 2, '0 is background, ' + (
-            f'{" and ".join(map(str, tops))} foreground' if tops else 'and there is nothing else'))
+    below, tops = {code for code in values if code < 0}, {code for code in values if code > 0}
+    is_white = tops <= {255, 65535} and (not below or tops and 0 in values) and special - below <= {255}
+    if is_white and (wanted in ('auto', 2) or 65535 in values):
+        return Coding({0: 0} | ignored | dict.fromkeys(tops or [255], 1), None, 2, '0 is background, ' + (
+            f'{" and ".join(map(str, sorted(tops)))} foreground' if tops else 'and there is nothing else')
+            + say_ignored(below))
     is_rare_void = 255 not in special or share_of([1], values) > void / 10
     if set(plain) <= {0, 1} and not (special and plain == [1]) and (wanted == 2 or wanted == 'auto' and is_rare_void):
         doubt = '' if is_rare_void else '; if 255 is the foreground type mask_values="{255: 1}"'

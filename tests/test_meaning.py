@@ -70,6 +70,7 @@ CODINGS = [
     ('.npy', '.npy', None, [0, 1, 2], [0, 1, 2], {}),
     ('.mat', '.mat', None, [0, 1, 2], [0, 1, 2], {}),
     ('.mat of doubles', '.mat', float, [0.0, 1.0], [0, 1], {}),
+    ('-1 beside white', '.npy', np.int16, [0, 255, -1], [0, 1, 255], {}),
     ('ignore_index', '.png', None, [*range(12)], [*range(11), 255], {'ignore_index': 11}),
     ('255 is a class', '.png', None, [0, 1, 255], [0, 1, 2],
      {'ignore_index': None, 'mask_values': {0: 0, 1: 1, 255: 2}}),

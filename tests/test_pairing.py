@@ -1830,8 +1830,14 @@ def test_lists_of_images_in_csv_files_tell_the_split(tmp_path):
         (tmp_path / f'{split}.csv').write_text('id,age\n' + ''.join(f'{n},"{n + 30}"\n' for n in numbers))
     _, data = inspect(tmp_path)
     assert names_of(data, 'val') == set('789') and 'split by the text files in the top folder' in data.notes[0]
-    (tmp_path / 'val_set.csv').write_text('id\n7\n8\n')
-    told = 'ignored 2 files, *.csv, which do not list every image once and so tell no split: train_set.csv, ...'
+    (tmp_path / 'val_set.csv').write_text('id\n7\n8\n')              # nine of ten
+    _, data = inspect(tmp_path)
+    assert names_of(data, 'val') == set('78') and 'the images are split by the text files in the top folder' in data.notes
+    assert f'1 images, such as {tmp_path}/images/9.png, are in no split by name: they are trained on' in data.notes
+    (tmp_path / 'val_set.csv').write_text('id\n6\n7\n8\n')           # one of them in both lists
+    assert not [note for note in inspect(tmp_path)[1].notes if 'split by the text files' in note]
+    (tmp_path / 'val_set.csv').write_text('id\n7\n')
+    told = 'ignored 2 files, *.csv, which do not list nine in ten images once and so tell no split: train_set.csv, ...'
     assert told in inspect(tmp_path)[1].notes
 
 
@@ -1854,7 +1860,8 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
 
 
 @pytest.mark.parametrize('words', ['training Validation testing', 'entrenamiento validación prueba', '训练集 验证集 测试集',
-                                   'treino validação teste', 'treino validac\u0327a\u0303o teste'])
+                                   'treino validação teste', 'treino validac\u0327a\u0303o teste',
+                                   'обучение валидация тест', 'train val hold-out'])
 def test_words_of_splits(tmp_path, words):
     for split in words.split():
         fill(tmp_path / 'set', [f'images/{split}/{split}.jpg'], [f'masks/{split}/{split}.png'])
@@ -2020,7 +2027,7 @@ def test_text_files_that_list_every_image_are_its_split(tmp_path, line):
     (other / 'val.txt').unlink()
     data = inspect(tmp_path)[1]
     assert split_sizes(data) == [10, 2, 0]
-    told = 'ignored 5 files, *.txt, which do not list every image once and so tell no split: ImageSets/Main/train.txt,'
+    told = 'ignored 5 files, *.txt, which do not list nine in ten images once and so tell no split: ImageSets/Main/train.txt,'
     told += ' ...'
     assert [note for note in data.notes if '.txt' in note] == [told]
 
@@ -2094,7 +2101,7 @@ def test_a_text_file_for_validation_alone_that_names_strangers_is_no_split(tmp_p
     (tmp_path / 'val.txt').write_text('\n'.join(names))
     data = inspect(tmp_path)[1]
     assert split_sizes(data)[:2] == [8, 2]
-    assert 'ignored val.txt, which do not list every image once and so tell no split' in data.notes
+    assert 'ignored val.txt, which do not list nine in ten images once and so tell no split' in data.notes
 
 
 @pytest.mark.parametrize('name', ['{}_img', 'S2_{}', 'S2_{}_img'])

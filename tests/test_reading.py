@@ -797,10 +797,11 @@ def test_a_number_that_does_not_fit_is_refused_not_wrapped(tmp_path, value):
         inspect(tmp_path / 'set')
 
 
-def test_no_data_of_a_geotiff_mask_is_ignored(tmp_path):
-    """QGIS and GDAL write the lowest number of 32-bit floats."""
-    pixels = np.full((4, 16), 1, np.float32)
-    pixels[0] = np.finfo(np.float32).min
+@pytest.mark.parametrize('dtype', [np.float32, np.int32])
+def test_no_data_of_a_geotiff_mask_is_ignored(tmp_path, dtype):
+    """QGIS and GDAL write the lowest number of 32 bits."""
+    pixels = np.full((4, 16), 1, dtype)
+    pixels[0] = np.finfo(dtype).min if dtype == np.float32 else np.iinfo(dtype).min
     tifffile.imwrite(tmp_path / 'mask.tif', pixels)
     assert codes_of(tmp_path / 'mask.tif')[:2, 0].tolist() == [-1, 1]
 
