@@ -743,8 +743,12 @@ def parse_command(argv):
     needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
         problems.append(f'{verb} needs a run folder{" and images" * (not extra)}, as in  {command_line(verb, needed)}')
+    is_run = lambda word: word.endswith('.pt') or os.path.isfile(os.path.join(word, 'config.py'))
+    if runs := [word for word in paths[1:] if needed and is_run(word) and not is_run(paths[0])]:
+        typed = command_line(verb, needed.replace('runs/x', quoted(runs[0])))
+        problems.append(f'{paths[0]!r}: the run comes first, as in  {typed}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
-                 for word in paths[1:] if extra and not word.startswith('-')]
+                 for word in paths[1:] if extra and not word.startswith('-') and word not in runs]
     problems += idle(verb, overrides)
     preset = overrides.pop('preset', None)
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
@@ -752,12 +756,11 @@ def parse_command(argv):
         if word in COMMANDS:
             hint = ': the command comes first'
         elif os.path.exists(word):
-            is_run = word.endswith('.pt') or os.path.isfile(os.path.join(word, 'config.py'))
-            is_preset = word.endswith('.py') or is_run and verb == 'tune'
+            is_preset = word.endswith('.py') or is_run(word) and verb == 'tune'
             place = 'demo/' if Path(word) == Path('demo') else Path(word)      # which data=demo is not
             place = place.parent if is_preset and word.endswith('.pt') else place
-            hint = '; type ' + as_typed('preset' if is_preset else 'resume' if is_run else 'data', place)
-            hint += ', or evaluate, predict or export before it' * (is_run and verb == 'train')
+            hint = '; type ' + as_typed('preset' if is_preset else 'resume' if is_run(word) else 'data', place)
+            hint += ', or evaluate, predict or export before it' * (is_run(word) and verb == 'train')
             if re.search(r'(?i)\.(png|jpe?g|tiff?|bmp|gif|webp)$', word):
                 hint = f'; {command_line("predict", "RUN", quoted(word))} finds its mask'
         elif key in {'preset', *CONFIG, *SHORT_NAMES, *own_words}:
@@ -1899,22 +1902,32 @@ def read_tables(path):
     return tables
 
 
-def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, val_fraction=1):
-    """A csv with the columns image, mask, perhaps split -> (pairs, rule). Paths are relative to its folder, or else to
-    the nearest folder above in which the first image is found."""
-    pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
-    used = [file for file, (table, _) in tables.items() if table]
-    first = next(filter(None, ((row['image'] or '').strip() for row in tables[path][0])), '')
-    stem_of = stem_in(image_pattern or '{stem}.*')                     # of a split.csv as in the run that wrote it
+def locate(path, first):
+    """Where the files of a list are whose first image is `first` -> (folder, function (name, whether it is a mask) ->
+    path relative to it): in the list's folder, or else the nearest one above in which the first image is found; if that
+    is a name alone, in any folder below that alone has a file of the name."""
     is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
     there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
-    base = next((folder for folder in (path.parent, *path.absolute().parents)
-                 if os.path.isfile(folder / there(folder, first))), path.parent)
+    base, below = next((folder for folder in (path.parent, *path.absolute().parents)
+                        if os.path.isfile(folder / there(folder, first))), None), {}
+    if not base and first and os.path.basename(first) == first:
+        found = grouped(list_files(path.parent), lambda place: (read_place(place[0])[1] == 'mask', place[1]))
+        below = {key: posixpath.join(*places[0]) if len(places) == 1 else '' for key, places in found.items()}
+    base = base or path.parent
+    return base, lambda name, is_mask: below.get((is_mask, name), below.get((not is_mask, name))) or there(base, name)
+
+
+def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, val_fraction=1):
+    """A csv with the columns image, mask, perhaps split -> (pairs, rule); locate tells where its files are."""
+    pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
+    used = [file for file, (table, _) in tables.items() if table]
+    stem_of = stem_in(image_pattern or '{stem}.*')                     # of a split.csv as in the run that wrote it
+    base, located = locate(path, next(filter(None, ((row['image'] or '').strip() for row in tables[path][0])), ''))
     columns = {file: 'split' if told else split_column(table) for file, (table, told) in tables.items()}
     lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table, 2)]
     for file, told, number, row in lines:
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', columns[file]))
-        image, mask = there(base, image), there(base, mask)
+        image, mask = located(image, False), located(mask, True)
         if split.lower() not in {'', *SPLIT_WORDS}:
             problems.append(f'{file}, line {number}: split={split!r}: choose from train, val, test')
         unpaired += bool(image and not mask)

@@ -1797,6 +1797,16 @@ def test_a_list_that_pairs_otherwise_than_the_names_is_not_overruled(tmp_path):
     assert named == {f'images/{n}.jpg': f'masks/{n}.png' for n in range(10)}
 
 
+def test_a_list_may_name_files_in_folders_below_by_their_names_alone(tmp_path):
+    rows = [(f'images/{"ab"[n % 2]}/{n}.png', f'masks/{n * 7 % 10}.png') for n in range(10)]
+    fill(tmp_path, *zip(*rows))
+    write_lists(tmp_path, pairs=[[os.path.basename(name) for name in row] for row in rows])
+    assert partners(inspect(tmp_path / 'pairs.csv')[1], tmp_path) == dict(rows)
+    assert offered(ask(tmp_path), 'data') == f'data={tmp_path}/pairs.csv'              # their stems pair otherwise
+    fill(tmp_path, ['images/b/0.png'], [])                             # which 0.png?
+    assert f'pairs.csv, line 2: there is no {tmp_path}/0.png' in str(ask(tmp_path / 'pairs.csv'))
+
+
 def test_lists_that_lie_beside_the_data_are_offered(tmp_path):
     """No name tells which picture is which mask; first where nothing pairs, then where only the split is theirs."""
     folder = tmp_path / 'my set'
