@@ -137,7 +137,7 @@ CONFIG = {
                                   # two classes tell that they differ by their side, as left and right eye do
     'mean': 'auto',               # per channel, in the unit of the images; 'auto': that of 100 training images, or
     'std': 'auto',                # what initial_weights or, on 8-bit RGB or grey, encoder_weights are used to
-    'image_dtype': 'auto',        # 'uint8' for 8-bit images, 'float32' for all others (16 bits are divided by 65535)
+    'image_dtype': 'auto',        # 'uint8' for 8 bits, 'float32' for all others (unsigned 16 bits are divided by 65535)
     'cache_images': 'auto',       # keep resized images in memory: True, False, 'auto' (up to a quarter of what is free)
     'num_workers': 'auto',        # processes that decode and augment; 'auto': 0 on a CPU, on an Apple GPU if all images
                                   # are kept in memory, and for Dataset objects given to train(), else up to 8
@@ -376,7 +376,7 @@ def did_you_mean(word, candidates, cutoff=0.6):
 
 
 def key_meant(word, others=()):
-    """What to type for a word that is no key, as did_you_mean says it. others: what it may be but a key."""
+    """What to type for a word that is no key, in the form of did_you_mean. others: what it may be meant for besides."""
     if re.search('(?i)token|secret|passw|webhook|(api|access)_?key', word):
         return ': no secret is kept here, as config.py and last.pt hold all settings'
     table, last = {letters_of(name): meant for name, meant in ELSEWHERE.items()}, word.rpartition('.')[2]
@@ -387,23 +387,23 @@ def key_meant(word, others=()):
     return did_you_mean(word, ['preset', *TYPES, *SHORT_NAMES, *others], cutoff=0.75)
 
 
-def as_typed(key, value, quoted=False):
-    """key=value as a shell takes it: in quotes if `quoted`, or if the value holds more than plain characters."""
+def as_typed(key, value, in_quotes=False):
+    """key=value as a shell takes it: quoted if `in_quotes`, or if the value holds more than plain characters."""
     escaped = re.sub(r'([$`"\\])', r'\\\1', value.as_posix() if isinstance(value, Path) else str(value))
-    return f'{key}="{escaped}"' if quoted or re.search(r'[^\w./,+-]', escaped) else f'{key}={escaped}'
+    return f'{key}="{escaped}"' if in_quotes or re.search(r'[^\w./,+-]', escaped) else f'{key}={escaped}'
 
 
 def quoted(path):
     """A path in double quotes if it needs any, as Windows' cmd knows no single ones, and with / there too."""
-    return as_typed('', Path(path))[1:]
+    return as_typed('', Path(path)).removeprefix('=')
 
 
 def command_line(*words):
     """What to type next: the script as it was called, then these words."""
     name = Path(__file__).name
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == name else name if os.path.isfile(name) else __file__
-    of_project = ' python' * (not re.search('(environments|archive|builds)-v', sys.prefix))    # else of the script
-    python = f'uv run{of_project}' if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
+    uv = 'uv run' if re.search('(environments|archive|builds)-v', sys.prefix) else 'uv run python'     # of a project
+    python = uv if 'UV' in os.environ else Path(sys.executable or 'python').name.removesuffix('.exe')
     return clean(' '.join([python, quoted(script), *words]))
 
 
@@ -430,8 +430,8 @@ def in_words(error):
     """The message of an exception: short, on one line, without terminal colours. The type comes first, except where the
     message alone says enough."""
     plain = ' '.join(re.sub(r'\x1b\[[\d;]*m', '', str(error)).split())[:300]
-    needs_none = type(error) in (OSError, ValueError, UnidentifiedImageError)
-    return plain if plain and needs_none else f'{type(error).__name__}: {plain}'
+    needs_no_type = type(error) in (OSError, ValueError, UnidentifiedImageError)
+    return plain if plain and needs_no_type else f'{type(error).__name__}: {plain}'
 
 
 def read_literal(source):
@@ -462,7 +462,7 @@ def parse_value(text, kinds=()):
 
 
 def parse_overrides(words):
-    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'learning_rate': 0.001}, [words that are neither])."""
+    """['num_epochs=5', '--lr', '1e-3'] -> ({'num_epochs': 5, 'learning_rate': 0.001}, [all other words])."""
     overrides, others, words = {}, [], list(words)
     while words:
         word = words.pop(0)
@@ -540,15 +540,15 @@ def translate(settings, notes):
     """Settings under any of their names -> (settings under the names of CONFIG, problems such as contradictions). Adds
     a line to `notes` for each name of another trainer."""
     own, typed, problems = {}, {}, []
-    plain = lambda value: shown(value).strip("'\"").lower()
+    as_word = lambda value: shown(value).strip("'\"").lower()
     others = {'fp16': 'bfloat16', 'bf16': 'float16'}
-    refused = {key for key in others if plain(settings.get(key)) == 'false'}
+    refused = {key for key in others if as_word(settings.get(key)) == 'false'}
     for key in sorted(settings, key=lambda key: (key in FOREIGN, key in refused)):     # own names first
-        if key in refused and plain(own.get('amp_dtype')) == others[key]:
+        if key in refused and as_word(own.get('amp_dtype')) == others[key]:
             continue                                                   # bf16=True fp16=False is one wish, not two
         value, name = settings[key], SHORT_NAMES.get(key, key)
         said = f'{key}={shown(value)}'
-        meant = FOREIGN[key].get(plain(value), {}) if key in FOREIGN else {name: value}
+        meant = FOREIGN[key].get(as_word(value), {}) if key in FOREIGN else {name: value}
         if not meant:
             problems.append(f'{said}: choose from {", ".join(FOREIGN[key])}')
         elif name in own:
@@ -556,7 +556,7 @@ def translate(settings, notes):
         for ours, wish in meant.items():
             if key in FOREIGN:
                 notes.append(f'{key}={value} is understood as {ours}={wish!r}')
-                if plain(own.get(ours, 'auto')) not in ('auto', plain(wish)):
+                if as_word(own.get(ours, 'auto')) not in ('auto', as_word(wish)):
                     problems.append(f'{typed[ours]} and {said} contradict each other: keep one')
             own[ours], typed[ours] = wish, said
     return own, problems
@@ -566,8 +566,8 @@ def resolve_config(preset=None, overrides=None, base=None, found=(), words=()):
     """CONFIG (or `base`), overridden by the preset, then by the overrides -> (config, sources, notes).
 
     `sources` says for each key where its value came from; `notes` are translations to be told to the user.
-    Raises ConfigError with every problem at once, those already `found` among them. What no key is like may be meant
-    for one of `words`, those of the command alone.
+    Raises ConfigError with every problem at once, those already `found` among them. `words`: what the command takes
+    besides settings, offered for an unknown key that resembles none.
     """
     config, sources, notes, problems = {}, dict.fromkeys(TYPES, 'default'), [], [*found]
     layers = [('default', base or CONFIG)]
@@ -597,7 +597,7 @@ def resolve_config(preset=None, overrides=None, base=None, found=(), words=()):
                if isinstance(config[key], str)}
     problems += check_names(config)
     if problems and ('smp' in globals() or NAMES.items() <= config.items()):   # else main checks again, names as well
-        given = [f'preset {str(preset)!r}'] * (preset is not None)
+        given = [] if preset is None else [f'preset {str(preset)!r}']
         given += [counted(len(overrides), 'override')] if overrides else []
         where = f' ({" + ".join(given)})' if given else ''
         raise ConfigError(problems, f'{counted(len(problems), "problem")} in the config{where}')
@@ -612,7 +612,8 @@ SYNONYMS = {('loss', 'auto'): 'ce+dice', ('amp_dtype', 'fp16'): 'float16', ('amp
 
 def validate_config(config):
     """Types, choices, ranges -> list of problems. Normalises values in place: plain types, lists, floats, spelling."""
-    problems, plain = [], lambda value: value.tolist() if getattr(value, 'ndim', None) == 0 else value     # NumPy's
+    problems = []
+    plain = lambda value: value.tolist() if getattr(value, 'ndim', None) == 0 else value   # NumPy's numbers
     for key, value in config.items():
         kinds = TYPES.get(key, [])
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -626,7 +627,8 @@ def validate_config(config):
         value = SYNONYMS.get((key, shown(value).strip("'").lower()), value)
         if isinstance(value, str):                                     # unet is Unet
             words = {word.lower(): word for word in CHOICES.get(key, ())}
-            words |= {'auto': 'auto'} if 'auto' in kinds else {}
+            if 'auto' in kinds:
+                words['auto'] = 'auto'
             value = value.lower() if key in ('device', 'encoder') else words.get(value.lower(), value)
         if type(value) is int and 'float' in kinds:
             value = float(value) if abs(value) < 10**300 else math.inf
@@ -699,26 +701,26 @@ NEEDS = {'evaluate': 'runs/x', 'predict': 'runs/x photo.jpg', 'export': 'runs/x'
 OWN_WORDS = {'evaluate': ('split', 'tta'), 'predict': ('save', 'tta', 'threshold', 'skip_existing'),
              'export': ('format', 'half')}
 FLAGS = ('tta', 'half', 'skip_existing')                               # those of them that are True or False
-TRAINING = set('augment mirror num_epochs accumulation_steps optimizer learning_rate weight_decay momentum '
-               'warmup_fraction grad_clip loss class_weights oversample_foreground ema_decay progressive_resizing '
-               'early_stopping_patience init_scale growth_factor backoff_factor growth_interval max_bad_steps '
-               'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard '
-               'encoder_weights deterministic'.split())
-OF_DATA = set('data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold '
-              'group_pattern class_names mask_values ignore_index seed'.split())
-IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING},          # settings refused as useless
-        'predict': {'preset', 'run_dir', *TRAINING, *OF_DATA}, 'export': {'preset', *TYPES, *FOREIGN}}
+TRAINING_KEYS = set('augment mirror num_epochs accumulation_steps optimizer learning_rate weight_decay momentum '
+                    'warmup_fraction grad_clip loss class_weights oversample_foreground ema_decay progressive_resizing '
+                    'early_stopping_patience init_scale growth_factor backoff_factor growth_interval max_bad_steps '
+                    'initial_weights compile_model activation_checkpointing resume checkpoint_minutes tensorboard '
+                    'encoder_weights deterministic'.split())
+DATA_KEYS = set('data images masks image_pattern mask_pattern skip_unpaired rescale_masks val_fraction fold '
+                'group_pattern class_names mask_values ignore_index seed'.split())
+IDLE = {'tune': {'resume'}, 'evaluate': {'preset', 'run_dir', *TRAINING_KEYS},     # settings refused as useless
+        'predict': {'preset', 'run_dir', *TRAINING_KEYS, *DATA_KEYS}, 'export': {'preset', *TYPES, *FOREIGN}}
 Command = namedtuple('Command', 'verb paths preset overrides own output')   # what was typed
 
 
-def idle(verb, overrides):
+def idle_settings(verb, overrides):
     """Problems with settings that a command would not use."""
     return [f'{key}={shown(value)}: {verb} has no use for it' for key, value in overrides.items()
             if SHORT_NAMES.get(key, key) in IDLE.get(verb, ())]
 
 
 def wrong_flags(words):
-    """Problems with those words of single commands that are True or False."""
+    """Problems with FLAGS that are given something else than True or False."""
     return [f'{key}={shown(value)}: must be True or False' for key, value in words.items()
             if key in FLAGS and 'bool' not in type(value).__name__]                    # or of NumPy
 
@@ -742,14 +744,15 @@ def parse_command(argv):
     own = {key: overrides.pop(key) for key in own_words if key in overrides}
     needed, extra = NEEDS.get(verb, ''), {'evaluate': 'data', 'export': 'format'}.get(verb)
     if len(paths) < len(needed.split()):
-        problems.append(f'{verb} needs a run folder{" and images" * (not extra)}, as in  {command_line(verb, needed)}')
+        what = 'a run folder' if extra else 'a run folder and images'
+        problems.append(f'{verb} needs {what}, as in  {command_line(verb, needed)}')
     is_run = lambda word: word.endswith('.pt') or os.path.isfile(os.path.join(word, 'config.py'))
     if runs := [word for word in paths[1:] if needed and is_run(word) and not is_run(paths[0])]:
         typed = command_line(verb, needed.replace('runs/x', quoted(runs[0])))
         problems.append(f'{paths[0]!r}: the run comes first, as in  {typed}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
                  for word in paths[1:] if extra and not word.startswith('-') and word not in runs]
-    problems += idle(verb, overrides)
+    problems += idle_settings(verb, overrides)
     preset = overrides.pop('preset', None)
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
         key = word.lstrip('-').replace('-', '_')
@@ -760,7 +763,8 @@ def parse_command(argv):
             place = 'demo/' if Path(word) == Path('demo') else Path(word)      # which data=demo is not
             place = place.parent if is_preset and word.endswith('.pt') else place
             hint = '; type ' + as_typed('preset' if is_preset else 'resume' if is_run(word) else 'data', place)
-            hint += ', or evaluate, predict or export before it' * (is_run(word) and verb == 'train')
+            if is_run(word) and verb == 'train':
+                hint += ', or evaluate, predict or export before it'
             if re.search(r'(?i)\.(png|jpe?g|tiff?|bmp|gif|webp)$', word):
                 hint = f'; {command_line("predict", "RUN", quoted(word))} finds its mask'
         elif key in {'preset', *CONFIG, *SHORT_NAMES, *own_words}:
@@ -778,9 +782,9 @@ EXAMPLES = {'class_names': '[background,nucleus]', 'class_weights': '[1,5]', 'im
             'image_size': '384x512'}
 FORMS = {'device': r'auto|cpu|mps|cuda(:\d+)?', 'encoder': r'[\w.-]+',             # no hub address, no path
          'image_pattern': r'[^{}\0]*{stem}[^{}\0]*', 'mask_pattern': r'[^{}\0]*{stem}[^{}\0]*'}
-OF_YOUR_OWN = {'loss': '; a function goes into loss_fn', 'data': '; Datasets go into train_data and val_data',
-               'optimizer': '; its settings are learning_rate, weight_decay and momentum',
-               'augment': "; a pipeline is saved, A.save(pipeline, 'my.json'), and named; 'none' is none"}
+OWN_HINTS = {'loss': '; a function goes into loss_fn', 'data': '; Datasets go into train_data and val_data',
+             'optimizer': '; its settings are learning_rate, weight_decay and momentum',
+             'augment': "; a pipeline is saved, A.save(pipeline, 'my.json'), and named; 'none' is none"}
 
 
 def find_fault(key, value):
@@ -793,12 +797,12 @@ def find_fault(key, value):
     if type(value).__name__ not in kinds:
         names = {'none': 'None', 'auto': "'auto'", 'list': 'a list', 'dict': 'a dict', 'str': 'a string',
                  'int': 'a whole number', 'float': 'a number', 'bool': 'True or False'}
-        return f'must be {" or ".join(names[kind] for kind in kinds)}{default}{OF_YOUR_OWN.get(key, "")}'
+        return f'must be {" or ".join(names[kind] for kind in kinds)}{default}{OWN_HINTS.get(key, "")}'
     if key == 'amp_dtype' and '32' in value:
         return 'float32 is use_amp=False'
-    if is_text and value not in CHOICES.get(key, [value]):
-        words = [*('True', 'False') * ('bool' in kinds), *CHOICES[key]]
-        further = f' or a list{default}' * ('list' in kinds)
+    if is_text and key in CHOICES and value not in CHOICES[key]:
+        words = ['True', 'False', *CHOICES[key]] if 'bool' in kinds else CHOICES[key]
+        further = f' or a list{default}' if 'list' in kinds else ''
         return f'choose from {", ".join(words)}{further}{did_you_mean(value, CHOICES[key])}'
     if key == 'device' and ',' in value:
         return 'a process has one device; for several type torchrun --nproc_per_node=2 train_unet.py'
@@ -815,7 +819,7 @@ def find_fault(key, value):
     low, high = RANGES[key]
     numbers = value if isinstance(value, list) else [value]
     number = (int, float) if 'float' in kinds or key == 'class_weights' else int
-    has_wrong_length = isinstance(value, list) and len(value) != LENGTHS.get(key, len(value) or 1)
+    has_wrong_length = isinstance(value, list) and (len(value) != LENGTHS[key] if key in LENGTHS else not value)
     if has_wrong_length or not all(isinstance(n, number) and not isinstance(n, bool) for n in numbers):
         return f'must hold {LENGTHS.get(key, "one or more")} {"whole " * (number is int)}numbers only{default}'
     if key == 'class_weights' and not any(value):
@@ -939,8 +943,9 @@ def cpu_units():
 
 def choose_device(wish):
     """'auto' -> the first of cuda, mps, cpu that is there; a named one that is not there is a ConfigError."""
-    found = [f'cuda:{number}' for number in range(torch.cuda.device_count() * torch.cuda.is_available())]
-    found += ['mps'] * torch.backends.mps.is_available() + ['cpu']
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = [f'cuda:{number}' for number in range(gpus)]
+    found += ['mps', 'cpu'] if torch.backends.mps.is_available() else ['cpu']
     kinds = [name.partition(':')[0] for name in found]
     if wish not in ('auto', *kinds, *found):
         raise ConfigError(f'device={wish!r}: this machine has only {", ".join(found)}; type device=auto')
@@ -1000,8 +1005,8 @@ def join_processes(config):
     count, device = processes_started(config), choose_device(config['device'])
     if count == 1:
         if (tasks := os.environ.get('SLURM_STEP_NUM_TASKS', '1')) != '1' and os.environ.get('SLURM_PROCID') == '0':
-            warn([f'srun started {tasks} tasks, and each of them trains a run of its own; README has the line with '
-                  'torchrun for one run on several GPUs'])
+            warn(f'srun started {tasks} tasks, and each of them trains a run of its own; README has the line with '
+                 'torchrun for one run on several GPUs')
         return device
     if device.type == 'cuda':
         gpus = torch.cuda.device_count()
@@ -1029,11 +1034,11 @@ def join_processes(config):
     return device
 
 
-def meet_late(is_wanted=True):
+def meet_late():
     """Before a process ends that has not met the others: those of another machine, whose torchrun is not told of this
     end, would wait for it in join_processes, for an hour."""
     atexit.unregister(meet_late)
-    if is_wanted and has_other_machines() and not dist.is_initialized():
+    if has_other_machines() and not dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):            # if they do not come either
             dist.init_process_group('cpu:gloo', timeout=datetime.timedelta(minutes=2))
         leave_processes()
@@ -1156,7 +1161,7 @@ def keep_freed_memory():
 # The decision: autocast dtype ('float32': no autocast; 'float16': with a scaler), TF32 setting, reason, warnings.
 Precision = namedtuple('Precision', 'dtype tf32 reason warnings', defaults=[()])
 VERY_LARGE = 200e6                 # parameters: float16 activations of such networks are likely to overflow
-OF_OURS = OF_DATA - {'data', 'class_names', 'seed'} | set(            # idle for own data
+IDLE_ON_OWN = DATA_KEYS - {'data', 'class_names', 'seed'} | set(      # keys without effect on data of your own
     'num_classes in_channels image_size size_policy augment mirror mean std image_dtype cache_images max_image_pixels '
     'skip_broken architecture encoder encoder_weights decoder_channels loss initial_weights class_weights '
     'progressive_resizing oversample_foreground activation_checkpointing'.split())
@@ -1167,7 +1172,7 @@ AS_DELIVERED = SCALING | {'tf32_matmul_precision': 'high', 'decoder_channels': '
 
 def resolve_precision(config, hardware, typed=None):
     """(config, hardware) -> Precision. Pure: asks nothing of the machine. `typed`: the keys that the user set; of these
-    alone it is told where they do nothing. None: of none, as they are those of a trained run."""
+    it is told where they have no effect. None: the settings are a trained run's, nothing is told of them."""
     use_amp, wish, units = config['use_amp'], config['amp_dtype'], hardware.units
     where, asked = hardware.name, 'use_amp=True' if wish == 'auto' else f'amp_dtype={wish!r}'
     usual = ['bfloat16', 'float16'] if hardware.kind == 'cuda' or use_amp is True else ['bfloat16']
@@ -1189,7 +1194,8 @@ def resolve_precision(config, hardware, typed=None):
         reason = f'{where} has no ' + ('units that make mixed precision faster' if wish == 'auto' else f'{wish} units')
         if use_amp is True or wish != 'auto':
             note = f'{asked}: {reason}; falling back to {dtype}{" with a gradient scaler" * (dtype == "float16")}'
-    notes = filter(None, [note, *(() if typed is None else warn_of_settings(config, hardware, dtype, typed))])
+    notes = [note] if note else []
+    notes += [] if typed is None else notes_on_settings(config, hardware, dtype, typed)
     return Precision(dtype, config['tf32_matmul_precision'], reason, tuple(notes))
 
 
@@ -1205,14 +1211,14 @@ def suits_channels_last(precision, hardware):
     return hardware.kind == 'cpu' or hardware.kind == 'cuda' and (precision.dtype != 'float32' or uses_tf32)
 
 
-def warn_of_settings(config, hardware, dtype, typed):
-    """Warnings of settings, typed or edited in CONFIG, that do nothing, or something unexpected, at this precision."""
+def notes_on_settings(config, hardware, dtype, typed):
+    """Notes on settings, typed or edited in CONFIG, that have no effect, or an unexpected one, in this run."""
     notes, tf32 = [], config['tf32_matmul_precision']
     wishes = {*typed, *(key for key, delivered in AS_DELIVERED.items() if config[key] != delivered)}
     for keys, has_effect, why in (
             (['decoder_channels'], config['architecture'] in HAVE_WIDTHS, f'only {", ".join(HAVE_WIDTHS)} have them'),
             (['momentum'], config['optimizer'].lower() == 'sgd', 'only SGD is given it'),
-            (OF_OURS, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
+            (IDLE_ON_OWN, config['data'] != OWN_DATA, 'data sets, network and loss of your own decide that themselves'),
             (['weight_decay', 'warmup_fraction', 'grad_clip'], config['optimizer'].lower() != 'rprop',
              'Rprop finds the length of its steps itself, without decay'),
             (['keep_float32'], dtype != 'float32', 'all of this run is in float32'),
@@ -4897,8 +4903,8 @@ def try_augmentation(pipeline, shape, dtype):
             raise ValueError(f'of an image of {dtype} {shape} it makes {pixels.dtype} {sorted(sizes)} and a mask '
                              f'{made["mask"].shape}' + '; end it by a crop or a resize to one size' * (len(sizes) > 1))
     for height, width, _ in sizes - {shape}:
-        warn([f'augment: makes images of {width} x {height} pixels, while {shape[1]} x {shape[0]} are validated and '
-              f'predicted: unless they are cut out of these, type image_size={height}x{width}'])
+        warn(f'augment: makes images of {width} x {height} pixels, while {shape[1]} x {shape[0]} are validated and '
+             f'predicted: unless they are cut out of these, type image_size={height}x{width}')
     return bool(cuts_off)
 
 
@@ -5257,8 +5263,8 @@ def build_loader(dataset, config, device, **how):
     if is_ours and not is_training:
         workers = min(workers, room)
     if workers > room:
-        warn([f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
-              f'type num_workers={room}, or give the container more (docker run --shm-size=8g)'])
+        warn(f'num_workers={workers}: /dev/shm has room for {room} batches only, and workers that find none die: '
+             f'type num_workers={room}, or give the container more (docker run --shm-size=8g)')
     own = torch.Generator().manual_seed(config['seed'])                # else iter() draws from the global generator
     timeout = WORKER_TIMEOUT if hasattr(signal, 'SIGCHLD') else 0      # else a dead worker shows only after the timeout
     extra = {'worker_init_fn': start_worker, 'persistent_workers': True, 'timeout': timeout,
@@ -5568,7 +5574,7 @@ def build_model(config, own=None):
 def convert_weights(network):
     """Make weights of another precision float32, with a warning."""
     if any(p.is_floating_point() and p.dtype != torch.float32 for p in network.parameters()):
-        warn(['the network came with weights that are not float32: they are now, which amp_dtype works on'])
+        warn('the network came with weights that are not float32: they are now, which amp_dtype works on')
         network.float()
 
 
@@ -6000,7 +6006,7 @@ def build_class_weights(config, data):
     if wish is None:
         return None
     if config['loss'] == 'dice':
-        warn(['class_weights weigh the cross-entropy: no effect with loss=dice; type loss=ce+dice'])
+        warn('class_weights weigh the cross-entropy: no effect with loss=dice; type loss=ce+dice')
     if wish == 'auto':
         wish = 1 / np.sqrt(np.maximum(data.shares, 1e-6))
         wish = np.minimum(wish / (wish * data.shares).sum(), 20)
@@ -6257,7 +6263,7 @@ def update_average(average, parts, decay, step, good):
 
 @dataclasses.dataclass
 class TrainState:
-    """All that a run is. What is in here is what last.pt holds."""
+    """The state of a training: all of it but `engine` is in last.pt."""
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -6274,7 +6280,7 @@ class TrainState:
     engine: nn.Module = None       # of several processes: DistributedDataParallel around the model
     bad: dict = dataclasses.field(default_factory=dict)       # unsound steps: total, untold, run (in a row)
     left_out: dict = dataclasses.field(default_factory=dict)  # broken file -> how often it was left out
-    images: str = ''               # hashes of what a run began with: name_images + name_contents
+    images: str = ''               # hashes of what a run began with: hash_images + hash_contents
 
     PLAIN = ('dtype', 'batch_size', 'epoch', 'window', 'step', 'best_score', 'best_epoch', 'history', 'totals', 'bad',
              'left_out', 'images')
@@ -6427,8 +6433,8 @@ def save_checkpoint(path, content):
     sync_folder(path.parent)
 
 
-OF_ANOTHER = 'it holds something else; weights of another program go into a network of that kind, which ' \
-             'train(model=NETWORK) takes'
+NOT_OURS = 'it holds something else; weights of another program go into a network of that kind, which ' \
+           'train(model=NETWORK) takes'
 
 
 def verify_checkpoint(path):
@@ -6440,7 +6446,7 @@ def verify_checkpoint(path):
         head = file.read(9)
     is_other = may_be_read(os.path.basename(path)) or Path(path).suffix in ('.onnx', '.py', '.txt', '.csv', '.json')
     if is_other or head[:4] == b'\x80\2\x8a\n' or head[8:] == b'{':     # torch's form before 1.6, safetensors
-        raise OSError(f'{path} is no checkpoint of this program: {OF_ANOTHER}')
+        raise OSError(f'{path} is no checkpoint of this program: {NOT_OURS}')
     try:
         with zipfile.ZipFile(path) as file:
             if any(entry.compress_type for entry in file.infolist()) \
@@ -6459,7 +6465,7 @@ def load_checkpoint(path):
         content = torch.load(path, map_location='cpu', weights_only=True)
         if not isinstance(content, dict) or not {'format', 'config', 'weights'} <= content.keys() \
                 or not isinstance(content['config'], dict) or any(map(torch.is_tensor, content['config'].values())):
-            raise ValueError(OF_ANOTHER)
+            raise ValueError(NOT_OURS)
         refuse_explosion(content)
         return content
     except pickle.UnpicklingError:                                     # torch's words advise to load it nevertheless
@@ -6649,7 +6655,7 @@ def train_step(state, window, loss_fn, config):
                 raise UserError('the loss has no gradient, as of >, argmax, round, NumPy, detach() or '
                                 'no_grad(): compute it from the logits, by operations that can be differentiated')
             state.scaler.scale(losses.sum() * share).backward()
-        if number == 1 < len(pieces) and is_compiled(state.model) and state.engine is None:    # see can_replay
+        if number == 1 and len(pieces) > 1 and is_compiled(state.model) and state.engine is None:    # see can_replay
             for parameter in state.parts.parameters:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
         loss = loss + losses.detach().sum()
@@ -6712,8 +6718,8 @@ def commit(state, result, before, config):
     bad_loss = add_up((~torch.isfinite(result.loss) | before.is_spoilt(now)).float()) > 0      # in any process
     result.bad = bad_loss | ~torch.isfinite(result.norm)
     first = state.optimizer.param_groups[0]
-    begun = state.optimizer.state or not first.get('momentum', 1)      # skipping the first step leaves NaN in a state
-    if begun and all(group.get('fused') for group in state.optimizer.param_groups):
+    may_skip = state.optimizer.state or not first.get('momentum', 1)   # skipping the first step leaves NaN in a state
+    if may_skip and all(group.get('fused') for group in state.optimizer.param_groups):
         state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
         state.optimizer.step()                                         # fused kernels skip where found_inf is 1
         del state.optimizer.grad_scale, state.optimizer.found_inf
@@ -6758,7 +6764,8 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
     """One optimizer step that survives running out of memory -> StepResult.
 
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
-    random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself.
+    random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself,
+    UserError where one image is too much.
     `is_trial`: before training. A compiled model then fails in all processes or in none, and all can repeat the step.
     """
     before = Snapshot(state.parts)
@@ -6781,7 +6788,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
         state.scaler.load_state_dict(scale)                            # a new one: the old may have unscaled already
         if is_starved:
             old, state.batch_size = state.batch_size, halve(state, config)
-            is_usual = {*map(batch_length, window)} == {config['batch_size']}          # others run eager
+            is_usual = all(batch_length(batch) == config['batch_size'] for batch in window)    # others run eager
             if is_usual and is_compiled(state.model):                  # CUDA graphs give no memory back
                 torch._dynamo.reset()                                  # it is compiled anew
             torch.cuda.empty_cache()
@@ -6856,8 +6863,8 @@ def compiles_nothing(model, is_odd):
     """With a batch of another length than usual, the last of an epoch: a compiled model runs it eager. Else torch would
     compile in mid-run, as long as at the start, and from then on run all batches in code for any length, which is
     slower."""
-    is_met = is_odd and is_compiled(model)
-    return torch.compiler.set_stance('eager_on_recompile') if is_met else contextlib.nullcontext()
+    runs_eager = is_odd and is_compiled(model)
+    return torch.compiler.set_stance('eager_on_recompile') if runs_eager else contextlib.nullcontext()
 
 
 def is_compiled(model):
@@ -6931,7 +6938,7 @@ def look(state, window, loss_fn, config, names, folder, in_vain=False):
     """
     in_a_row = int(state.bad['run'])
     if untold := int(state.bad['untold']):
-        state.bad['untold'] = 0 * state.bad['untold']
+        state.bad['untold'] = torch.zeros_like(state.bad['untold'])
         steps = 'a step' if untold == 1 else f'{untold} steps'
         record(state, f'skipped {steps}: loss, statistics or gradient not finite')
     if in_a_row < config['max_bad_steps'] and not in_vain:
@@ -6987,7 +6994,7 @@ def safer_dtype(dtype, device):
 
 def totals_alone(bad):
     """The counters of unsound steps for another try: the total stays, none are in a row or untold yet."""
-    return {key: value * key.endswith('total') for key, value in bad.items()}
+    return {key: value if key == 'total' else 0 * value for key, value in bad.items()}
 
 
 def find_nonfinite(state, window, loss_fn, dtype):
@@ -7022,8 +7029,7 @@ def replay(path, model=None, loss_fn=None):
     A network and a loss of your own are given as they were to train. Raises UserError for a file without a batch.
     """
     try:
-        path = Path(os.path.expanduser(path))
-        path = path / 'bad_batch.pt' if path.is_dir() else path        # a run folder, or a Result
+        path = file_of(path, 'bad_batch.pt')
         saved = load_checkpoint(path)
     except OSError as error:
         raise UserError(str(error), 'cannot replay') from None
@@ -7072,11 +7078,12 @@ def evaluate_model(model, loader, loss_fn, dtype, description='[val]', run=None)
     memory ran out, so that batches were cut. A loss that draws random numbers draws the same in every epoch, and
     training's own are not touched. Every process validates with the first one's BatchNorm statistics.
     """
-    for buffer in model.buffers() if world().size > 1 else ():
-        dist.broadcast(buffer, 0)
+    if world().size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
     model.eval()
     if type(loss_fn) is SegmentationLoss:
-        loss_fn.reach = None                                           # training changes it; a resume knows no other
+        loss_fn.reach = None                                           # found anew: the weights have changed
     forward, before = functools.partial(run_loss, loss_fn, model, dtype), random_states()
     totals, broken = {'loss': torch.zeros((), device=next(model.parameters()).device), 'images': 0}, []
     seed_everything(0)
@@ -7124,8 +7131,9 @@ def validate(state, loader, loss_fn, config, run):
 
 
 def in_halves(function, batch, model=None):
-    """function(batch), or of its halves and so on where memory runs out (in_halves.cut) -> the answers, in order.
-    `model`: one that may be compiled, and goes on eager if that fails."""
+    """function(batch), or of its halves and so on where memory runs out -> the answers, in order. in_halves.cut then
+    becomes True, for validation, whose loss may call this for tiles. `model`: one that may be compiled, and goes on
+    eager if that fails."""
     most, before = batch_length(batch), random_states()
     try:
         return [function(batch)]
@@ -7152,11 +7160,12 @@ class Run:
         self.last_closed = -math.inf                                   # when an epoch was last saved
         self.asked = 0                                                 # the signal that this process has heard of
         self.begun, self.waiting = False, False                        # training has begun; waiting for a batch
-        self.is_own = self.own_loss = False                            # has what only Python can give; a loss of it
+        self.is_own = False                                            # the network, the loss or the data are given
+        self.own_loss = False                                          # ... of which the loss
         self.is_crowded = False                                        # by other processes, which was told
         self.after = contextlib.ExitStack()                            # what the end of the run undoes
-        self.trouble, self.unsaved = '', None                          # last complaint; best.pt until it is written
-        self.saved, self.wishes = None, {}                             # where it last saved; what was asked as 'auto'
+        self.trouble, self.new_best = '', None                         # last complaint; best.pt until it is written
+        self.saved_at, self.wishes = None, {}                          # where it last saved; what was asked as 'auto'
         self.launcher = os.getppid()                                   # torchrun, if there are several processes
         self.board, self.file = None, None                             # TensorBoard's writer; what writes log.txt
         self.undo = None                                               # makes a given network what it was before trials
@@ -7181,7 +7190,7 @@ class Run:
         if kind is not KeyboardInterrupt:
             self.save_best()
         undo, self.undo = self.undo, None                              # which holds the network
-        if undo and self.saved and not self.begun and world().size == 1:
+        if undo and self.saved_at and not self.begun and world().size == 1:
             with contextlib.suppress(UserError, OSError, RuntimeError), usual_settings():      # the GPU may be lost
                 undo()
         if self.begun and isinstance(error, UserError):
@@ -7191,8 +7200,9 @@ class Run:
                 if world().rank and self.folder.exists():
                     self.open_log()
             prefix = f'process {world().rank}: ' if world().rank else ''
-            for line in str(error).splitlines() if self.file else ():  # to the file alone: main() prints it
-                self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, prefix + line, (), None))
+            if self.file:                                              # to the file alone: main() prints it
+                for line in str(error).splitlines():
+                    self.file.handle(log.makeRecord(log.name, logging.ERROR, '', 0, prefix + line, (), None))
 
     def how_to_resume(self):
         """What to type to go on."""
@@ -7272,8 +7282,8 @@ class Run:
     def wait_for(self, loader):
         """The batches of a loader. What samples draw at random takes nothing from the training. A signal ends the wait
         (Interrupted); once training has begun the death of a worker is raised here alone (RuntimeError)."""
-        hear = torch._C._error_if_any_worker_fails
-        hear()                                                         # iter() would wait for a dead worker
+        refuse_dead_workers = torch._C._error_if_any_worker_fails
+        refuse_dead_workers()                                          # iter() would wait for one
         batches = iter(loader)
         while True:
             before = random_states()
@@ -7281,7 +7291,7 @@ class Run:
                 self.waiting = True
                 if self.asked and world().size == 1:
                     raise Interrupted
-                hear()
+                refuse_dead_workers()
                 batch = next(batches)
             except StopIteration:
                 return
@@ -7290,36 +7300,36 @@ class Run:
                 set_random_states(before)                              # Plain seeds them anew for each sample
             yield batch
 
-    def save(self, state, config, began=None):
+    def save(self, state, config, resumed=None):
         """best.pt if it waits, config.py if it was deleted, then last.pt with everything the run is -> True if both
-        checkpoints are on the disk. `began`: the checkpoint that a resume, which has made no step yet, began with: its
+        checkpoints are on the disk. `resumed`: the checkpoint that a resume without a step yet goes on from: its
         settings stay."""
         self.last_save = time.monotonic()
         self.save_best()
         if not os.path.exists(self.folder / 'config.py'):              # Path.exists may raise on a network drive
-            self.write('config.py', config_text(began['config'] | began.get('asked', {}) if began
+            self.write('config.py', config_text(resumed['config'] | resumed.get('asked', {}) if resumed
                                                 else config | self.wishes))
         weights = state.weights()
         content = state_dict(state, weights) | describe_model(state.model, config | amp_settings(state.dtype), weights)
         content |= {'totals': add_totals(state.totals),                # collective: every process calls save
                     'metrics': [row for row in state.history if not row['event']][-1:],    # of the last whole epoch
                     'asked': {key: config[key] for key in ('use_amp', 'amp_dtype')} | self.wishes,
-                    'unsaved': self.unsaved, 'own_loss': self.own_loss}
-        if began:
-            known = {'asked': {}, 'own_loss': False} | began           # older ones lack these
+                    'unsaved': self.new_best, 'own_loss': self.own_loss}
+        if resumed:
+            known = {'asked': {}, 'own_loss': False} | resumed         # older ones lack these
             content |= {key: known[key] for key in ('config', 'dtype', 'batch_size', 'asked', 'own_loss', 'scaler')}
         saved = self.write('last.pt', content)
         self.save_took = time.monotonic() - self.last_save
         if world().size > 1:
             dist.barrier()                                             # no process reads it before it is there
-        if not (saved and self.unsaved is None):
+        if not (saved and self.new_best is None):
             return False
-        self.trouble, self.saved = '', place_of(state)
+        self.trouble, self.saved_at = '', place_of(state)
         return True
 
     def is_due(self):
-        """Whether the epoch that ends is saved: each one, but where saving takes over a tenth of a second not before
-        ten times as long has gone by since the last one: of few images that may be ten epochs."""
+        """Whether the epoch that ends is saved: each one; but where a save takes over a tenth of a second, not before
+        ten times as long has gone by since the last. Of few images that may be ten epochs."""
         now = time.monotonic()
         is_due = from_first(lambda: self.save_took < 0.1 or now - self.last_closed > 10 * self.save_took)
         self.last_closed = now if is_due else self.last_closed
@@ -7327,14 +7337,14 @@ class Run:
 
     def save_best(self):
         """best.pt, if it waits."""
-        if self.unsaved is not None and self.write('best.pt', self.unsaved):
-            self.unsaved = None
+        if self.new_best is not None and self.write('best.pt', self.new_best):
+            self.new_best = None
 
     def other_holder(self):
         """The run that .holder names, if that is not this one; else ''."""
         with contextlib.suppress(OSError):                             # gone, or its network drive is for a while
             name = self.holder.read_bytes().decode(errors='replace')
-            return name * (name != self.name)
+            return name if name != self.name else ''
         return ''
 
     def write(self, name, content):
@@ -7360,8 +7370,8 @@ class Run:
         """Say what could not be written, once per kind of trouble."""
         why = getattr(error, 'strerror', None) or str(error) or 'out of memory'        # str names the file
         if self.trouble != why:
-            kept = '. The checkpoint before it is kept; saving is tried again while training goes on' * self.begun
-            log.warning('%s could not be saved: %s%s', self.folder / name, why, kept)
+            kept = '. The checkpoint before it is kept; saving is tried again while training goes on'
+            log.warning('%s could not be saved: %s%s', self.folder / name, why, kept if self.begun else '')
         self.trouble = why
 
     def tell_crowd(self, state, seconds, busy):
@@ -7433,7 +7443,7 @@ def train_epoch(state, loader, loss_fn, config, run):
     small_steps = config['progressive_resizing'] * total_steps
     usual = [*map(len, sampler.micro_batches(sampler.windows()[0]))]
     look_every = 1 if state.device.type == 'cpu' else 20               # reading a counter waits for the device
-    begun, images, spent = time.monotonic(), 0, np.zeros(2)
+    started, images, spent = time.monotonic(), 0, np.zeros(2)
     clocks = lambda: np.array([time.monotonic(), time.thread_time()])
     names = lambda number: [name_of(int(row)) for row in rows[number]]     # of a micro-batch of the window at work
     bar = progress(windows(run.wait_for(loader), sampler), sampler.num_windows, f'Epoch {state.epoch + 1} [train]')
@@ -7453,11 +7463,11 @@ def train_epoch(state, loader, loss_fn, config, run):
             state.batch_size = at_once
         state.step, state.window, images = state.step + 1, state.window + 1, images + result.images
         if state.window % look_every == 0 or state.window == sampler.num_windows:
-            in_vain = state.step == total_steps and not any(from_all(bool(state.totals['images']) or not images))
+            in_vain = state.step == total_steps and all(from_all(images > 0 and not state.totals['images']))
             look(state, window, loss_fn, config, names, run.folder, in_vain)
             if not bar.disable:
-                bar.set_postfix_str(live_numbers(state, images / max(1e-9, time.monotonic() - begun)), refresh=False)
-        seconds = max(1e-9, time.monotonic() - begun)                  # / size, as totals are summed over processes
+                bar.set_postfix_str(live_numbers(state, images / max(1e-9, time.monotonic() - started)), refresh=False)
+        seconds = max(1e-9, time.monotonic() - started)                # / size, as totals are summed over processes
         state.totals |= {'seconds': torch.tensor(seconds / world().size), 'speed': torch.tensor(images / seconds)}
         run.agree(state, config, [name_of(row) for batch in window for row in broken_rows(batch)])
     run.tell_crowd(state, *spent)
@@ -7487,9 +7497,8 @@ def show_numbers(scores, side=''):
 
 def live_numbers(state, speed):
     """What the bar shows, in 80 columns. Called every few steps only, as reading the totals waits for the device."""
-    rate, memory = state.optimizer.param_groups[0]['lr'], ''
-    if state.device.type == 'cuda':
-        memory = f' {peak_memory(state) / 2**30:.1f} GiB'
+    rate = state.optimizer.param_groups[0]['lr']
+    memory = f' {peak_memory(state) / 2**30:.1f} GiB' if state.device.type == 'cuda' else ''
     return f'{show_numbers(mean_scores(state.totals))} lr {rate:.1e} {speed:.1f} images/s {state.dtype}{memory}'
 
 
@@ -7523,14 +7532,14 @@ def score_of(metrics):
 
 
 def keep_if_best(state, metrics, config, run):
-    """Whether this epoch is better than all before. If so its weights are put into run.unsaved, to become best.pt."""
+    """Whether this epoch is better than all before. If so its weights are put into run.new_best, to become best.pt."""
     score = score_of(metrics)
     least = state.best_score - 1e-9 * math.isnan(metrics.get('iou', 0))        # nothing to find: what learnt longer
     if state.best_score > -math.inf and not score > least:             # a NaN is better than nothing
         return False
     content = describe_model(state.model, config | amp_settings(state.dtype), state.weights())
     content |= {'metrics': metrics, 'epoch': state.epoch + 1}
-    run.unsaved = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))   # training changes the weights
+    run.new_best = None if world().rank else copy.deepcopy(to_device(content, 'cpu'))  # training changes the weights
     state.best_score, state.best_epoch = -math.inf if math.isnan(score) else score, state.epoch
     return True
 
@@ -7543,22 +7552,25 @@ def close_epoch(state, metrics, config, run, took):
     if not math.isfinite(metrics['loss']):
         log.warning('The validation loss is not finite, in %s', state.dtype)
     is_best, is_due = keep_if_best(state, metrics, config, run), run.is_due()
+    is_small = row['epoch'] <= small_epochs(config)
     if is_best and is_due:
         run.save_best()
     state.history.append(row)                                          # last: memory may run out before
     if math.isnan(row['train_loss']):
         done = 'no sound step'
     elif is_best:
-        done = 'best so far' + (', saved best.pt' if run.unsaved is None else ', NOT saved') * is_due
+        saved = ', saved best.pt' if run.new_best is None else ', NOT saved'
+        done = f'best so far{saved if is_due else ""}'
     elif since := epochs_in_vain(state.history, state.best_epoch, config):
         done = f'no better for {counted(since, "epoch")}' + (f', stops at {patience}' if patience else '')
+    elif state.best_epoch >= state.epoch:                              # see best_beyond
+        done = 'no better than best.pt'
     else:
-        done = 'no better' + (' than best.pt' if state.best_epoch >= state.epoch else
-                              ', on small images' * (row['epoch'] <= small_epochs(config)))
+        done = f'no better{", on small images" if is_small else ""}'
     state.epoch, state.window, state.totals = state.epoch + 1, 0, {}
     memory = f' | {row["peak_memory_gib"]:.1f} GiB' if 'peak_memory_gib' in row else ''
     minutes = (config['num_epochs'] - state.epoch) * (row['seconds'] + took) / 60      # if all epochs are run
-    over = 'over ' * (row['epoch'] <= small_epochs(config))            # later epochs take longer
+    over = 'over ' if is_small else ''                                 # later epochs take longer
     left = f' | {over}{minutes:.0f} min left' if minutes >= 1 else ''
     log.info('Epoch %d/%d  train %s | val %s | lr %.1e | %.1f images/s | %s%s | %s%s', row['epoch'],
              config['num_epochs'], show_numbers(row, 'train_'), show_numbers(row, 'val_'), row['lr'],
@@ -7652,8 +7664,9 @@ class Result:
 def forget_shown():
     """Drop the Results of earlier runs that IPython keeps because a cell has shown them: each holds a model."""
     shell = running_shell()
-    for names in (shell.user_ns.get('_oh', {}), shell.user_ns, shell.user_ns_hidden,
-                  vars(shell.displayhook)) if shell else ():
+    if not shell:
+        return
+    for names in (shell.user_ns.get('_oh', {}), shell.user_ns, shell.user_ns_hidden, vars(shell.displayhook)):
         for name, value in names.items():
             if isinstance(value, Result) and re.fullmatch(r'_*\d*', str(name)):    # Out[3], _3, _ and __
                 names[name] = ''                                       # what IPython's _ starts as
@@ -7698,15 +7711,15 @@ def find_resume(config, wants_epochs):
                 continue
             data = load_last(folder)[0]['config'].get('data')
         if absolute(data) == absolute(config['data']):
-            return None if is_over(load_last(folder)[0], wants_epochs and config['num_epochs']) else folder
+            return None if is_over(load_last(folder)[0], config['num_epochs'] if wants_epochs else None) else folder
     return None
 
 
 def is_over(saved, num_epochs):
-    """Whether a saved run has stopped early, or has done its epochs (those asked for now, if there are any)."""
+    """Whether a saved run has stopped early, or has done its epochs: `num_epochs` if that is a number, else its own."""
     with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):     # see refuse_nonsense
         settings = saved['config']
-        last = num_epochs if isinstance(num_epochs, int) and num_epochs else settings['num_epochs']
+        last = num_epochs if isinstance(num_epochs, int) else settings['num_epochs']
         patience = settings['early_stopping_patience'] or math.inf
         return saved['epoch'] >= last or epochs_in_vain(saved['history'], saved['best_epoch'], settings) >= patience
     return False
@@ -7740,7 +7753,8 @@ def resume_config(folder, preset, overrides):
     before = CONFIG | {'oversample_foreground': 0.0, 'mirror': True}   # a key may be new: as it was without
     trained = {key: saved['config'].get(key, value) for key, value in before.items()}
     trained |= {**saved.get('asked', {}), 'run_dir': 'auto', 'resume': str(folder)}    # precision as before any healing
-    trained |= {'loss': 'ce+dice'} if trained['loss'] == 'auto' else {}    # of older runs
+    if trained['loss'] == 'auto':                                      # of older runs
+        trained['loss'] = 'ce+dice'
     config, sources, notes = resolve_config(preset, overrides, base=trained)
     for key in ('data', 'initial_weights', 'augment'):
         if absolute(config[key]) == absolute(trained[key]):            # the same path, typed another way
@@ -7756,26 +7770,28 @@ def resume_config(folder, preset, overrides):
     is_kept = type(trained['progressive_resizing']) is float and sources['progressive_resizing'] == 'default'
     if is_kept and config['num_epochs'] > trained['num_epochs']:       # or images would be small once more
         config['progressive_resizing'] *= trained['num_epochs'] / config['num_epochs']
-    anew = f'; a new run with {as_typed("initial_weights", folder)} begins with its weights' \
-        * (folder / 'best.pt').exists()
+    anew = f'; a new run with {as_typed("initial_weights", folder)} begins with its weights'
+    anew = anew if (folder / 'best.pt').exists() else ''
     fixed = [f'{key}={config[key]!r}: cannot change on resume (the run has {trained[key]!r})'
-             + anew * (key in ('num_classes', 'mask_values')) for key in changed if key in FIXED_ON_RESUME]
-    sizes = [settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config)]
-    if sizes[0] != sizes[1]:                                           # the steps done would not be those of the rest
-        steps, rest = divmod(sizes[0], config['batch_size'])
-        fixed.append(f'batch_size x accumulation_steps = {sizes[1]}: must stay {sizes[0]} on resume'
-                     + f'; with batch_size={config["batch_size"]} type accumulation_steps={steps}' * (not rest))
+             + (anew if key in ('num_classes', 'mask_values') else '') for key in changed if key in FIXED_ON_RESUME]
+    was, now = (settings['batch_size'] * settings['accumulation_steps'] for settings in (trained, config))
+    if was != now:                                                     # the steps done would not be those of the rest
+        steps, rest = divmod(was, config['batch_size'])
+        cure = '' if rest else f'; with batch_size={config["batch_size"]} type accumulation_steps={steps}'
+        fixed.append(f'batch_size x accumulation_steps = {now}: must stay {was} on resume{cure}')
     if 'num_epochs' in changed and isinstance(done := saved.get('epoch'), int) and config['num_epochs'] < done:
         fixed.append(f'num_epochs={config["num_epochs"]}: {done} are done already')
     if config['run_dir'] != 'auto' and os.path.realpath(config['run_dir']) != os.path.realpath(folder):
         fixed.append(f'run_dir={config["run_dir"]!r}: a resumed run stays where it is, in {folder}')
-    if config['data'] == trained['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data']):
+    is_moved = config['data'] not in ('demo', OWN_DATA) and not os.path.exists(config['data'])
+    if is_moved and config['data'] == trained['data']:
         fixed.append(f'{config["data"]}: is not there; if it has moved type data=NEW_PLACE too')
     if fixed:
         raise ConfigError(fixed)
     notes += [f'{key}: {trained[key]!r} -> {config[key]!r} may change the result of the run'
               for key in changed if key not in FREE_ON_RESUME]
-    notes += ['encoder_weights: no effect, the run has weights'] * ('encoder_weights' in changed)
+    if 'encoder_weights' in changed:
+        notes.append('encoder_weights: no effect, the run has weights')
     return config, {key: sources[key] if key in changed else 'default' for key in sources}, notes
 
 
@@ -7797,7 +7813,7 @@ def refuse_differences(config, folder):
                            'need the same settings' for key, rank, value in others])
 
 
-def warn(notes):
+def warn(*notes):
     """Notes as warnings in the log."""
     for note in notes:
         log.warning('Note: %s', note)
@@ -7834,8 +7850,8 @@ def prepare(config, sources, device, decode=False, own_data=False):
         torch.cuda.set_device(device)
     hardware = common_hardware(detect_hardware(device))
     if hardware.kind == 'cpu' and config['device'] == 'auto' and not torch.version.cuda and shutil.which('nvidia-smi'):
-        warn(['there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
-              'https://pytorch.org/get-started tells the line that installs the other one'])
+        warn('there is an NVIDIA GPU, but this PyTorch was built without CUDA and trains on the CPU: '
+             'https://pytorch.org/get-started tells the line that installs the other one')
     chosen = {key for key, origin in sources.items()                   # typed, or set by a preset to something else
               if origin == 'you' or origin != 'default' and config[key] != CONFIG.get(key)}
     precision = resolve_precision(config, hardware, chosen)
@@ -7847,10 +7863,11 @@ def prepare(config, sources, device, decode=False, own_data=False):
         if not config['channels_last']:
             log.info('channels_last = False  (faster on Tensor Cores alone, which this run does not use)')
     if own_data:
-        warn(['data: no effect beside train_data and val_data'] * (sources['data'] == 'you'))
+        if sources['data'] == 'you':
+            warn('data: no effect beside train_data and val_data')
         return settle_own(config), hardware, precision, None, {}
     if config['data'] == 'demo' and os.path.isdir('demo'):
-        warn(['data=demo is the built-in set; data=demo/ is the folder'])
+        warn('data=demo is the built-in set; data=demo/ is the folder')
     data = from_first(lambda: inspect_data(config, decode))
     if config['resume']:                                               # which refuses these lines
         data.notes = [note for note in data.notes if not re.search(rf'\b({"|".join(FIXED_ON_RESUME)})=', note)]
@@ -7909,18 +7926,19 @@ def for_channels(kernels, count):
 
 
 def settle_for_own(model, loss_fn, config, sources, why):
-    """What a given network or loss decides in place of the settings, told of those that were set: a network has an
-    encoder of its own, and may want one size."""
-    idle = ['architecture', 'encoder', 'encoder_weights', 'decoder_channels'] * (model is not None)
-    idle += ['loss', 'class_weights'] * (loss_fn is not None)
+    """Take from `config` and `why` what a given network or loss decides itself, and tell which typed settings have no
+    effect. progressive_resizing='auto' becomes 0: the network may want one size."""
+    idle = [] if model is None else ['architecture', 'encoder', 'encoder_weights', 'decoder_channels']
+    idle += [] if loss_fn is None else ['loss', 'class_weights']
     if typed := [key for key in idle if sources[key] != 'default']:
-        warn([f'{", ".join(typed)}: no effect, a network or loss of your own decides that itself'])
+        warn(f'{", ".join(typed)}: no effect, a network or loss of your own decides that itself')
     for key in idle:
         why.pop(key, None)
     if model is None:
         return
     config['encoder_weights'] = None                                   # their mean and std are not for this network
-    config |= {'progressive_resizing': 0.0} if why.pop('progressive_resizing', None) else {}
+    if why.pop('progressive_resizing', None):
+        config['progressive_resizing'] = 0.0
     if isinstance(model, SegmentationModel) and not model.is_own:      # of an earlier run: load builds it again
         config |= {key: model.config[key] for key in ('architecture', 'encoder', 'decoder_channels')}
 
@@ -7937,14 +7955,14 @@ def settle_statistics(config, dataset, model=None):
         config |= dict(zip(('mean', 'std'), found)) | typed
         why = {key: reason for key in ('mean', 'std') if key not in typed}
     if typed:
-        warn(doubts_of_statistics(config, dataset))
+        warn(*doubts_of_statistics(config, dataset))
     return why
 
 
 def usual_statistics(config, dataset, model):
     """(mean, std, reason): what a network that goes on knows, from initial_weights or as a model of an earlier run,
     unless the images are of another kind or scale; what pretrained weights know; else what the training images have."""
-    trained = load_checkpoint(best_file(config['initial_weights']))['config'] if config['initial_weights'] else \
+    trained = load_checkpoint(file_of(config['initial_weights']))['config'] if config['initial_weights'] else \
         model.config if isinstance(model, SegmentationModel) else {}
     if trained and all(trained[key] == config[key] for key in ('in_channels', 'image_dtype')):
         known = trained['mean'], trained['std']
@@ -8062,12 +8080,12 @@ def advice_on_workers(error):
         "what trains below  if __name__ == '__main__':, or type num_workers=0"
 
 
-def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
+def smoke_test(state, loader, val_loader, loss_fn, config, run, resumed):
     """One window, one validation batch, a checkpoint written and read back: what would fail in hour three fails now.
     torch.compile (in place: state_dict keys stay) is believed only after this. Afterwards the state is as it was, but
-    for a precision and a micro-batch that were found to work. `began`: the checkpoint that a resumed run began with.
+    for a precision and a micro-batch that were found to work. `resumed`: as for Run.save.
     Raises UserError where the disk, a batch or memory fails."""
-    if not run.save(state, config, began):
+    if not run.save(state, config, resumed):
         raise UserError(f'{run.folder}: a checkpoint could not be written: {run.trouble}')
     sampler = loader.batch_sampler
     first, last = sampler.windows()[0], sampler.windows()[-1]
@@ -8079,7 +8097,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
     if type(loss_fn) is not SegmentationLoss and getattr(loader.dataset, 'ignores', False):
         for batch in itertools.chain(*probes):                         # what fails at that fails now
             batch['mask'][:, 0] = IGNORE
-    begun, fault, causes, reached = time.monotonic(), '', [], set()
+    started, fault, causes, reached = time.monotonic(), '', [], set()
     watched = loss_fn if type(loss_fn) is SegmentationLoss else watching(loss_fn, reached)
     replays = config['compile_model'] and can_replay(state, loss_fn, config)
     if config['compile_model']:
@@ -8091,7 +8109,7 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
     while True:
         try:
             results = []
-            for window in probes + probes[:1] * 2 * replays:           # CUDA graphs are made after the first step
+            for window in probes + ([probes[0]] * 2 if replays else []):       # CUDA graphs are made after a first step
                 with compiles_nothing(state.model, window is not probes[0]):
                     results.append(guarded_step(state, window, watched, config, is_trial=True))
             refuse_unshared(results)
@@ -8113,15 +8131,15 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, began=None):
     if fault:                                                          # of the precision, for the safer one works
         record(state, fault)
     if outside := reached - {*state.model.parameters()}:
-        warn([f'loss_fn: reaches {counted(len(outside), "parameter")} outside of the model, which are not trained '
-              'here: make weights of the loss a part of the model; let a teacher run under torch.no_grad()'])
+        warn(f'loss_fn: reaches {counted(len(outside), "parameter")} outside of the model, which are not trained '
+             'here: make weights of the loss a part of the model; let a teacher run under torch.no_grad()')
     if state.device.type == 'cuda':                                    # peaks of earlier runs and of cuDNN's search
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(state.device)
     if is_compiled(state.model):
-        log.info('Compiled in %.0f s', time.monotonic() - begun)
+        log.info('Compiled in %.0f s', time.monotonic() - started)
     go_back(state, config, run)                                        # but for what was found to work
-    run.saved = place_of(state)                                        # of a trial alone nothing is to be saved
+    run.saved_at = place_of(state)                                     # of a trial alone nothing is to be saved
 
 
 def watching(loss_fn, reached):
@@ -8129,11 +8147,12 @@ def watching(loss_fn, reached):
     def watched(model, batch):
         answer = loss_fn(model, batch)
         nodes, seen = [getattr(answer[0] if isinstance(answer, tuple) else answer, 'grad_fn', None)], {None}
-        for node in filter(None, nodes):
+        for node in filter(None, nodes):                               # which grow on the way
             following = {other for other, _ in node.next_functions} - seen
             seen |= following
             nodes += following
-            reached.update(p for p in [getattr(node, 'variable', None)] if isinstance(p, nn.Parameter))
+            if isinstance(getattr(node, 'variable', None), nn.Parameter):
+                reached.add(node.variable)
         return answer
     return watched
 
@@ -8213,8 +8232,9 @@ def usual_settings():
                           or torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1))
         settings.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
-        for kind in ('cpu', choose_device('auto').type) * is_open:
-            settings.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
+        if is_open:
+            for kind in ('cpu', choose_device('auto').type):
+                settings.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         if torch.empty(0).device.type != 'cpu':                        # else it would cost time in each call
             settings.enter_context(torch.device('cpu'))
         try:
@@ -8266,7 +8286,9 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         atexit.register(leave_processes)                               # does nothing if this is the only one
         return result
     except (UserError, KeyboardInterrupt) as error:
-        atexit.register(meet_late, isinstance(error, UserError) and __name__ != '__main__')        # else main does it
+        atexit.unregister(meet_late)                                   # of a try before
+        if isinstance(error, UserError) and __name__ != '__main__':    # else main does it
+            atexit.register(meet_late)
         error.__context__ = None                                       # a notebook keeps the last error, and with its
         traceback.clear_frames(error.__traceback__)                    # frames a network on the GPU
         raise
@@ -8274,13 +8296,15 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
         ONE_TRAINING.release()                                         # first: a Ctrl-C in these lines must not keep it
         error = sys.exc_info()[1]                                      # SystemExit (SIGTERM): the job may go on
         is_lost = world().size > 1 and re.search(GONE, str(error))             # another process has ended, not this
-        is_mistake, error = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost, None  # no cycle with it
+        is_mistake = isinstance(error, (KeyboardInterrupt, Exception)) and not is_lost
+        error = None                                                   # else it and this frame hold each other
         with contextlib.suppress(OSError):                             # a drive that is gone
             is_unused = is_mistake and run and not (run.begun or config['resume'] or [*run.folder.glob('b*.pt')])
             if is_unused and is_new:
                 shutil.rmtree(run.folder, ignore_errors=True)          # nothing was begun: leave no trace
-            for path in checkpoints(run.folder) if is_unused and run.saved else ():
-                path.unlink(missing_ok=True)                           # or the next try is refused
+            if is_unused and run.saved_at:
+                for path in checkpoints(run.folder):
+                    path.unlink(missing_ok=True)                       # or the next try is refused
         if torch.cuda.is_initialized() and world().size == 1:          # of several one may have died: it would hang
             gc.collect()                                               # imports during the run leave cycles of frames
             with contextlib.suppress(RuntimeError):                    # a failed assertion ends all work on a GPU
@@ -8290,7 +8314,7 @@ def train(preset=None, *, model=None, loss_fn=None, train_data=None, val_data=No
 def run_training(config, sources, notes, run, device, model, loss_fn, train_data, val_data):
     """From an unsettled config to a Result, in a run folder that is locked already."""
     own_data, resuming, run.own_loss = train_data is not None, config['resume'] is not None, loss_fn is not None
-    given = [model] * (model is not None)
+    given = [] if model is None else [model]
     run.wishes = {key: config[key] for key in ('cache_images', 'num_workers')}     # a resume may be on another machine
     goes_on = config['initial_weights'] or isinstance(model, SegmentationModel) and not own_data
     if not resuming:
@@ -8309,10 +8333,9 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
         settle_for_own(model, loss_fn, config, sources, why)
         train_data, val_data, loss_fn = build_datasets(config, sources, why, data, model, loss_fn)
     if not resuming and TRAINED.intersection(given):
-        warn(['model: begins where an earlier training left it; for another fold, or afresh, build it anew'])
-    tell_precision(precision, hardware)
+        warn('model: begins where an earlier training left it; for another fold, or afresh, build it anew')
+    tell_precision(precision, hardware, notes)
     config |= amp_settings(precision.dtype)
-    warn(notes)
     seed_everything(config['seed'])
     warn_of_held_parts(model)
     in_last = {'encoder_weights': None, 'initial_weights': None} if resuming else {}       # last.pt has the weights
@@ -8323,19 +8346,20 @@ def run_training(config, sources, notes, run, device, model, loss_fn, train_data
     if own_data:
         train_data, val_data = Plain(train_data, config['seed']), Plain(val_data, config['seed'])
     loader, val_loader = build_loaders(train_data, val_data, config, device)
-    state.images = images = name_images(train_data, val_data) + ('' if own_data else name_contents(data, config))
+    state.images = images = hash_images(train_data, val_data) + ('' if own_data else hash_contents(data, config))
     refuse_other_files(None if own_data else data.pairs, images)
-    began = resume_state(state, run, config, precision, hardware, sources) if resuming else None
+    resumed = resume_state(state, run, config, precision, hardware, sources) if resuming else None
     if not resuming and goes_on and type(loss_fn) is SegmentationLoss and last_bias(model) is not None:
-        match_shares(state, first_batches(loader, 16, config, device))
+        rows = split_evenly(np.concatenate(loader.batch_sampler.windows())[:16], config['batch_size'])
+        match_shares(state, load_batches(train_data, rows, config, device))
     if config['compile_model']:
         run.after.callback(forget_compiled, state.model)               # also after a fault
-    run.undo = given and functools.partial(go_back, state, config, run)
-    smoke_test(state, loader, val_loader, loss_fn, config, run, began)
+    run.undo = functools.partial(go_back, state, config, run) if given else None
+    smoke_test(state, loader, val_loader, loss_fn, config, run, resumed)
     state.images = images                                              # a resume that is told of others had begun
     if state.epoch < config['num_epochs']:                             # else these settings train nothing
         run.write('config.py', config_text(config | run.wishes))       # what was left to this machine stays 'auto'
-        is_same = began and began['images'] == images and {sources[key] for key in OF_DATA} == {'default'}
+        is_same = resumed and resumed['images'] == images and {sources[key] for key in DATA_KEYS} == {'default'}
         if not own_data and not (is_same and (run.folder / 'split.csv').exists()):     # its lines may be edited by now
             run.write('split.csv', split_csv(data.pairs))
     run.begun = True
@@ -8360,28 +8384,23 @@ def build_datasets(config, sources, why, data, model, loss_fn):
     tell_data(data, config, sources, why)
     from_first(lambda: tell_detail(val_data))
     if loss_fn is not None and train_data.ignores:
-        warn(["loss_fn: batch['mask'] is 255 where pixels are ignored, around a turned image and in a broken one: "
-              'leave them out'])
+        warn("loss_fn: batch['mask'] is 255 where pixels are ignored, around a turned image and in a broken one: "
+             'leave them out')
     return train_data, val_data, loss_fn or SegmentationLoss(config, build_class_weights(config, data))
-
-
-def first_batches(loader, most, config, device):
-    """The first images of the epoch, up to `most`, in batches."""
-    rows = np.concatenate(loader.batch_sampler.windows())[:most]
-    return load_batches(loader.dataset, split_evenly(rows, config['batch_size']), config, device)
 
 
 def build_loaders(train_data, val_data, config, device):
     """This process's share of the data -> (loader of training batches, by windows; loader of validation batches)."""
     rank, count = world()
     if len(train_data) < count:
-        raise UserError(f'{len(train_data)} training images for {count} processes: start fewer')
+        raise UserError(f'{counted(len(train_data), "training image")} for {count} processes: start fewer')
     loader = build_loader(train_data, config, device,
                           batch_sampler=WindowSampler(len(train_data), config, rank, count,
                                                       getattr(train_data, 'rarity', None)))
+    at_once = config['batch_size'] if getattr(val_data, 'is_resized', True) else 1         # else sizes differ
     val_loader = build_loader(val_data, {**config, 'num_workers': min(4, config['num_workers'])}, device,
                               sampler=range(rank, len(val_data), count),     # sharded without padding
-                              batch_size=config['batch_size'] if getattr(val_data, 'is_resized', 1) else 1)  # by size
+                              batch_size=at_once)
     return loader, val_loader
 
 
@@ -8392,7 +8411,7 @@ def refuse_used(folder):
                         'starts afresh')
     settings = folder / 'config.py'
     is_run = settings.is_file() and settings.read_bytes().startswith(HEADING.encode())
-    for name in ['best.pt'] + ['config.py', 'split.csv', 'history.csv'] * (not is_run):
+    for name in ['best.pt'] if is_run else ['best.pt', 'config.py', 'split.csv', 'history.csv']:
         if (folder / name).exists():                                   # of a run without its last.pt, or of no run
             raise UserError(f'{folder / name}: would be overwritten, and there is no last.pt to go on from; choose '
                             'another run_dir')
@@ -8482,8 +8501,10 @@ class Plain(torch.utils.data.Dataset):
             epoch, index = key if isinstance(key, tuple) else (0, key)
             seed = seed_of(self.seed, epoch, index)
             random.seed(seed)
-            np.random.seed(seed)                                       # torch.manual_seed would write a traceback
-            (torch if torch.cuda.is_initialized() else torch.default_generator).manual_seed(seed)
+            np.random.seed(seed)
+            # while CUDA is not initialised torch.manual_seed formats a stack trace at each call
+            seed_torch = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
+            seed_torch(seed)
             two = np.random.default_rng(seed), random.Random(seed)     # shared, or all transforms draw the same
             for number, transform in enumerate(self.transforms):       # they ignore the global generators
                 given = [seed_of(seed, number)] if made_by(transform) == 'monai' else two
@@ -8498,7 +8519,7 @@ class Plain(torch.utils.data.Dataset):
         return batch.data if isinstance(batch, UserDict) else batch    # transformers' too: pytree sees a leaf in it
 
 
-def name_images(*datasets):
+def hash_images(*datasets):
     """A hash of the names and sizes of all images, in order; of a user's data set only the number is known."""
     names = [[(os.path.basename(path), os.path.getsize(path)) for path in map(data.name, range(len(data)))]
              if isinstance(data, SegmentationDataset) else len(data) for data in datasets]
@@ -8506,7 +8527,7 @@ def name_images(*datasets):
 
 
 def refuse_other_files(pairs, images):
-    """UserError unless all processes read the same files, by a hash of the images' names and sizes, and the sizes of
+    """UserError unless all processes read the same files: by `images`, the hashes of state.images, and by the sizes of
     the masks."""
     masks = pairs.masks if pairs and world().size > 1 else ()
     parts = [part for mask in masks for part in os.fsdecode(mask).split(UNITED) if os.path.isfile(part)]
@@ -8516,7 +8537,7 @@ def refuse_other_files(pairs, images):
                         'copies; Datasets of your own are given whole, for each process takes its share')
 
 
-def name_contents(data, config):
+def hash_contents(data, config):
     """Hashes of what else decides a result and may be edited: one of the mask values and the augmentation file, and one
     of the images' contents."""
     recipe = Path(config['augment']).read_bytes() if os.path.isfile(config['augment']) else b''
@@ -8545,9 +8566,9 @@ def fit(state, loader, val_loader, loss_fn, config, run):
             train_epoch(state, loader, loss_fn, config, run)
             if from_first(lambda: several and took > 10 or time.monotonic() - run.last_save > 60):
                 run.save(state, config)                                # torchrun kills a process that stops too slowly
-            begun = time.monotonic()
+            started = time.monotonic()
             metrics = validate(state, val_loader, loss_fn, config, run)
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             close_epoch(state, metrics, config, run, took)
             deaths = 0
             show_epoch(run, state, val_loader.dataset)
@@ -8577,8 +8598,8 @@ def fit(state, loader, val_loader, loss_fn, config, run):
 def end_with_advice(error, state, config, run):
     """Save the state (in a single process), and raise the error with advice on what to type."""
     if isinstance(error, OneTooLarge):
-        state.batch_size, run.saved = config['batch_size'], None       # it may fit when resumed, with other settings
-    if world().size == 1 and run.saved != place_of(state):             # a resume that made no step keeps its settings
+        state.batch_size, run.saved_at = config['batch_size'], None    # it may fit when resumed, with other settings
+    if world().size == 1 and run.saved_at != place_of(state):          # a resume that made no step keeps its settings
         run.save(state, config)
     if isinstance(error, UserError):
         raise error
@@ -8615,7 +8636,7 @@ def go_back(state, config, run, **changes):
     saved, _ = resume_from(run)
     state.scaler = build_scaler(changes['dtype'], config, state.device)
     restore(state, saved)
-    run.unsaved = None if world().rank else saved.get('unsaved')       # later best epochs are trained again
+    run.new_best = None if world().rank else saved.get('unsaved')      # later best epochs are trained again
     state.history += [row for row in history[len(state.history):] if row['event']]
     for key, value in changes.items():
         setattr(state, key, value)
@@ -8655,17 +8676,18 @@ def resume_state(state, run, config, precision, hardware, sources):
         log.info('The run goes on in %s, at which healing had arrived', dtype)
     state.dtype = dtype
     state.batch_size = config['batch_size'] if 'batch_size' in changed else min(state.batch_size, config['batch_size'])
-    run.unsaved = None if world().rank else saved.get('unsaved')       # a best.pt that could not be written
-    if state.best_epoch >= 0 and not from_first(lambda: bool(run.unsaved) or (run.folder / 'best.pt').exists()):
+    run.new_best = None if world().rank else saved.get('unsaved')      # a best.pt that could not be written
+    if state.best_epoch >= 0 and not from_first(lambda: bool(run.new_best) or (run.folder / 'best.pt').exists()):
         log.warning('%s is gone: the best epoch from here on is kept', run.folder / 'best.pt')
         state.best_score = -math.inf
     if ahead := from_first(lambda: best_beyond(run.folder, state.epoch)):
-        (state.best_score, state.best_epoch), run.unsaved = ahead, None        # what waits is older
+        (state.best_score, state.best_epoch), run.new_best = ahead, None        # what waits is older
     in_vain = epochs_in_vain(state.history, state.best_epoch, config)
-    ends = [f'num_epochs={state.epoch + 1} or more'] * (state.epoch >= config['num_epochs']) + [
-        'a larger early_stopping_patience, or None,'] * (in_vain >= (config['early_stopping_patience'] or math.inf))
-    if ends:
-        log.info('%s has ended: %s goes on', path, ' and '.join(ends))
+    cures = [f'num_epochs={state.epoch + 1} or more'] if state.epoch >= config['num_epochs'] else []
+    if in_vain >= (config['early_stopping_patience'] or math.inf):
+        cures.append('a larger early_stopping_patience, or None,')
+    if cures:
+        log.info('%s has ended: %s goes on', path, ' and '.join(cures))
     else:
         log.info('Continuing %s at epoch %d, step %d, with %s at once', path, state.epoch + 1, state.step,
                  counted(state.batch_size, 'image'))
@@ -8721,26 +8743,27 @@ def tell_data(data, config, sources, why):
         log.info('%s = %s  (%s)', key, config[key], reason)
     several, effective = world().size, config['batch_size'] * config['accumulation_steps']
     passes, count = math.ceil(effective // several / config['batch_size']), len(data.pairs.rows('train'))
-    log.info('batch: %d images at once x %d%s = effective batch %d%s', math.ceil(effective // several / passes), passes,
-             f' x {several} processes' * (several > 1), effective,
-             f', more than the {count} training images: these make one step' * (count < effective))
+    log.info('batch: %s at once x %d%s = effective batch %d%s',
+             counted(math.ceil(effective // several / passes), 'image'), passes,
+             f' x {several} processes' if several > 1 else '', effective,
+             f', more than the {count} training images: these make one step' if count < effective else '')
 
 
-def tell_detail(dataset, most=20):
-    """Say what score the masks themselves have, of up to `most` images, once brought to image_size and back. Nothing
-    where images are not resized, or have no foreground."""
-    count = dataset.config['num_classes']
+def tell_detail(dataset):
+    """Say what score the masks themselves have, of up to 20 images, once brought to image_size and back. Nothing where
+    images are not resized, or have no foreground."""
+    classes = dataset.config['num_classes']
     if not dataset.is_resized:
         return
-    counts = torch.zeros(count, count, dtype=torch.long)
-    rows = np.linspace(0, len(dataset) - 1, min(most, len(dataset))).astype(int).tolist()
+    counts = torch.zeros(classes, classes, dtype=torch.long)
+    rows = np.linspace(0, len(dataset) - 1, min(20, len(dataset))).astype(int).tolist()
     for (_, truth), _ in read_all(dataset, rows, dataset.config['skip_broken']):
-        if counts.sum() * count > 2**28:                               # a few seconds: enough of large images
+        if counts.sum() * classes > 2**28:                             # a few seconds: enough of large images
             break
-        small = torch.from_numpy(resize(truth, dataset.height, dataset.width, is_mask=True)).long().clamp(max=count)
-        logits = F.one_hot(small, count + 1)[..., :count].permute(2, 0, 1).float()     # ignored: none of them
-        ids = decide(logits if count > 2 else logits[1:] - logits[:1], truth.shape)
-        counts += confusion_matrix(ids, torch.from_numpy(truth), count)
+        small = torch.from_numpy(resize(truth, dataset.height, dataset.width, is_mask=True)).long().clamp(max=classes)
+        logits = F.one_hot(small, classes + 1)[..., :classes].permute(2, 0, 1).float()     # ignored: none of them
+        ids = decide(logits if classes > 2 else logits[1:] - logits[:1], truth.shape)
+        counts += confusion_matrix(ids, torch.from_numpy(truth), classes)
     if (iou := compute_metrics(counts)['iou']) < 0.995:
         is_low = iou <= 0.8
         log.log(logging.WARNING if is_low else logging.INFO, 'resized to %d x %d the masks themselves would score IoU '
@@ -8748,15 +8771,15 @@ def tell_detail(dataset, most=20):
                 '; a larger image_size, or size_policy=crop, keeps more' * is_low)
 
 
-def tell_precision(precision, hardware):
-    """Log the hardware, the precision with its reason, and TF32."""
+def tell_precision(precision, hardware, notes):
+    """Log the hardware, the precision with its reason, TF32, and notes of other settings."""
     what = {'float32': 'off (float32)', 'float16': 'float16, with gradient scaler'}.get(precision.dtype, 'bfloat16')
     log.info('Hardware: %s', hardware.describe())
     log.info('Mixed precision: %s, because %s', what, precision.reason)
     has_effect = 'tf32' in hardware.units or works_on_cpu(precision.tf32, hardware)
-    effect = '' if has_effect else ' (no effect: no TF32 here)'
-    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32, effect)
-    warn(precision.warnings)
+    log.info('Float32 itself: tf32_matmul_precision=%s%s', precision.tf32,
+             '' if has_effect else ' (no effect: no TF32 here)')
+    warn(*precision.warnings, *notes)
 
 
 def warn_of_held_parts(model):
@@ -8769,8 +8792,8 @@ def warn_of_held_parts(model):
     except NotImplementedError as error:                               # of torch.export
         raise UserError(f'model: cannot be trained ({in_words(error)}): give the network that it was made of') from None
     if any(module.training for module in held):
-        warn(['the network came with parts in eval mode, which run in train mode like the rest, so that norms follow '
-              'these images: its train() can keep them'])
+        warn('the network came with parts in eval mode, which run in train mode like the rest, so that norms follow '
+             'these images: its train() can keep them')
 
 
 def warn_of_size(model, precision):
@@ -8778,11 +8801,11 @@ def warn_of_size(model, precision):
     size = sum(p.numel() for p in model.parameters())
     log.info('Network: %s, %.2f million parameters', network_name(model), size / 1e6)
     if precision.dtype == 'float16' and size > VERY_LARGE:
-        warn([f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
-              'easily; bfloat16 or float32 is safer'])
+        warn(f'float16 with {size / 1e6:.0f} million parameters: activations of very large networks overflow 65,504 '
+             'easily; bfloat16 or float32 is safer')
     saves = isinstance(model, SegmentationModel) and model.config['activation_checkpointing']
     if saves and not any(isinstance(module, Checkpointed) for module in model.modules()):
-        warn(['activation_checkpointing: no effect, the network has no blocks of several layers to recompute'])
+        warn('activation_checkpointing: no effect, the network has no blocks of several layers to recompute')
 
 
 def amp_settings(dtype):
@@ -8796,7 +8819,7 @@ def take_best(model, config, run):
     path = run.folder / 'best.pt'
     try:
         is_ours = lambda: path.exists() and not run.other_holder()
-        saved = from_first(lambda: run.unsaved or (load_checkpoint(path) if is_ours() else None))
+        saved = from_first(lambda: run.new_best or (load_checkpoint(path) if is_ours() else None))
         if not saved:
             return {}
         tell_best(saved['metrics'], saved['epoch'], config)
@@ -8830,16 +8853,16 @@ def warn_if_trivial(metrics, config, run=None):
         if run:
             advice = 'The run may not know such images, or their masks may mean something else. A training on them ' \
                      f'can begin with its weights: {as_typed("initial_weights", Path(run))}'
-        warn([f'IoU {metrics["iou"]:.4f} is not, or hardly, better than that of the same class everywhere, '
-              f'{metrics["constant_iou"]:.4f}. {advice}'])
+        warn(f'IoU {metrics["iou"]:.4f} is not, or hardly, better than that of the same class everywhere, '
+             f'{metrics["constant_iou"]:.4f}. {advice}')
 
 
 def warn_if_lost(best, history):
     """Say so where the last epoch scores less than half of the best one."""
     last = next((row['val_iou'] for row in reversed(history) if row.get('val_iou') is not None), math.nan)
     if last < best.get('iou', 0) / 2:
-        warn([f'the last epoch has IoU {last:.4f}: what was learnt by epoch {best["epoch"]} was lost again (best.pt '
-              'has it)'])
+        warn(f'the last epoch has IoU {last:.4f}: what was learnt by epoch {best["epoch"]} was lost again (best.pt '
+             'has it)')
 
 
 def tell_best(best, epoch, config):
@@ -8856,7 +8879,7 @@ def tell_best(best, epoch, config):
 
 def tell_end(state, run, is_saved, can_evaluate):
     """The last lines: what was left out, where everything is, and what to type next."""
-    for line in shorten(f'left out {times} times, because it or its mask could not be read: {name}'
+    for line in shorten(f'left out {counted(times, "time")}, because it or its mask could not be read: {name}'
                         for name, times in state.left_out.items()):
         log.warning('%s', line)
     files = ('best.pt', 'last.pt', 'config.py', 'split.csv', 'history.csv', 'curves.png', 'samples.png', 'log.txt')
@@ -8875,7 +8898,7 @@ def tell_end(state, run, is_saved, can_evaluate):
 def finish(state, val_data, config, run):
     """Everything saved, the best weights back, the pictures, and what to type next -> Result."""
     run.asked = max(from_all(run.asked))                               # all processes return the same signal
-    is_there = from_first(lambda: run.saved == place_of(state) and os.path.exists(run.folder / 'last.pt'))
+    is_there = from_first(lambda: run.saved_at == place_of(state) and os.path.exists(run.folder / 'last.pt'))
     is_saved, model = is_there or run.save(state, config), state.model
     if state.average is not None:
         state.exchange()                                               # the last weights, should best.pt not be there
@@ -8948,7 +8971,8 @@ def colour_key(config, has_errors=True):
     if has_errors and count == 2:
         return [(FOUND, 'found'), (WRONG, 'missed'), (INVENTED, 'invented'), (IGNORED, 'ignored')]
     classes = zip(colour_mask(np.arange(count), count), class_names(config, count))
-    return [*classes, *[(WRONG, 'wrong')] * has_errors, (IGNORED, 'ignored')]
+    wrong = [(WRONG, 'wrong')] if has_errors else []
+    return [*classes, *wrong, (IGNORED, 'ignored')]
 
 
 def keep_small_things(picture, side):
@@ -8980,7 +9004,7 @@ def sheet(rows, titles, path, legend=()):
     rows = [(caption, [fitted(Image.fromarray(keep_small_things(picture, side) if column else picture),
                               exact if column else smooth)
                        for column, picture in enumerate(pictures)]) for caption, pictures in rows]
-    across = 1 + (len(rows) > 6)
+    across = 2 if len(rows) > 6 else 1
     high = heading + max((tiles[0].height for _, tiles in rows), default=0)
     wide, longest = margin + len(titles) * (side + margin), max((len(word) for _, word in legend), default=0)
     cell = min(across * wide, max(side // 2, 24 + 7 * longest))        # the width of a word of the legend
@@ -9077,10 +9101,10 @@ def draw_curves(history, path):
 # ===== using a model ==================================================================
 
 
-def best_file(run):
-    """A run folder -> its best.pt; a file -> itself."""
+def file_of(run, name='best.pt'):
+    """A run folder -> its file of this name; a file -> itself."""
     path = Path(os.path.expanduser(run))
-    return path / 'best.pt' if path.is_dir() else path
+    return path / name if path.is_dir() else path
 
 
 def is_settled(saved):
@@ -9093,7 +9117,7 @@ def load(path, device='auto', model=None, settings=()):
     """A trained model from a run folder or a best.pt: model.predict(image) gives a mask. A network of your own is
     given again, as it was to train; one that saw data sets of its own is not loaded here. `settings`: keys of CONFIG,
     in place of the run's. Raises UserError."""
-    path, trouble = best_file(path), 'cannot load the model'
+    path, trouble = file_of(path), 'cannot load the model'
     check_own(model, None, None, None)
     try:
         saved = load_checkpoint(path)
@@ -9117,8 +9141,9 @@ def load(path, device='auto', model=None, settings=()):
             raise ConfigError(problems)
         if math.prod(config['image_size']) > CONFIG['max_image_pixels']:
             raise ValueError(f'image_size {config["image_size"]}')
-        config |= {'amp_dtype': 'auto'} if 'use_amp' in settings and not settings['use_amp'] else {}
-        config |= dict(settings)
+        if settings.get('use_amp') is False:
+            config['amp_dtype'] = 'auto'
+        config |= settings
         loaded = build_model(config, model).float()                    # first, or bfloat16 would round the weights
         loaded.load_state_dict(saved['weights'])
         loaded.threshold = float(saved['threshold'])
@@ -9137,15 +9162,15 @@ def load(path, device='auto', model=None, settings=()):
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         own = f'; one of your own is loaded from Python: train_unet.load({str(path)!r}, model=NETWORK)'
         own = own if model is None else '; give the network as it was given to train, wrapped or not'
-        is_other = isinstance(error, RuntimeError)                     # from load_state_dict
-        raise UserError(f'{path}: makes no model{own * is_other}: {in_words(error)}', trouble) from None
+        own = own if isinstance(error, RuntimeError) else ''           # from load_state_dict: another network
+        raise UserError(f'{path}: makes no model{own}: {in_words(error)}', trouble) from None
     return loaded.to(device).eval()
 
 
 def load_with(run, overrides, verb, **flags):
     """Load a trained model for a command with typed settings, and set TF32 -> (model, {CONFIG key: typed value},
     dtype)."""
-    config, sources, _ = resolve_config(None, overrides, found=wrong_flags(flags) + idle(verb, overrides),
+    config, sources, _ = resolve_config(None, overrides, found=wrong_flags(flags) + idle_settings(verb, overrides),
                                         words=OWN_WORDS[verb])
     typed = {key for key, origin in sources.items() if origin == 'you'}
     fixed = typed & set('architecture encoder decoder_channels in_channels num_classes image_dtype mean std'.split())
@@ -9160,7 +9185,7 @@ def load_with(run, overrides, verb, **flags):
     class_names(model.config, model.config['num_classes'])             # refuses a wrong number of names
     precision = resolve_precision(model.config, detect_hardware(next(model.parameters()).device))
     apply_tf32(precision.tf32)
-    warn(precision.warnings)
+    warn(*precision.warnings)
     return model, settings, precision.dtype
 
 
@@ -9251,7 +9276,7 @@ def predict(run, inputs, output=None, save='mask', tta=False, threshold=None, sk
             problem = 'must be above 0 and below 1' if is_for_it else 'is for masks of two classes alone; leave it out'
             raise UserError(f'threshold={shown(threshold)}: {problem}', 'nothing to predict')
         model.threshold = float(threshold)
-    output = Path(os.path.expanduser(output or best_file(run).parent / 'predictions'))
+    output = Path(os.path.expanduser(output or file_of(run).parent / 'predictions'))
     files = list_inputs(inputs, output)
     refuse_overwriting(files, output, skip_existing)
     there = {mask for _, mask in files if skip_existing and (mask.exists() or mask.with_suffix('.tif').exists())}
@@ -9492,8 +9517,8 @@ def images_to_score(folder, model, overrides, wanted=None):
     none."""
     other, as_trained = 'data' in overrides, dict(model.config)
     with contextlib.suppress(UserError, LookupError, TypeError):       # a resume may have been told where they are
-        now = {} if other else load_last(best_file(folder).parent)[0]['config']
-        model.config |= {key: now[key] for key in (OF_DATA | {'skip_broken'}) & now.keys() - overrides.keys()
+        now = {} if other else load_last(file_of(folder).parent)[0]['config']
+        model.config |= {key: now[key] for key in (DATA_KEYS | {'skip_broken'}) & now.keys() - overrides.keys()
                          if not find_fault(key, now[key])}
     if other:
         model.config |= {key: overrides.get(key, 0) for key in ('val_fraction', 'fold')}   # 0: all images are scored
@@ -9526,7 +9551,7 @@ def warn_of_trained(folder, data, split, as_trained):
             log.warning('These are the images of this run, and it was trained on most of them: '
                         'type val_fraction=%s fold=%s too, to score only those held out', share, as_trained['fold'])
             return
-        begun = CONFIG | load_checkpoint(best_file(folder))['config']
+        begun = CONFIG | load_checkpoint(file_of(folder))['config']
         scored = {*map(os.path.realpath, data.pairs.images[data.pairs.rows(split)])}
         if scored & {*map(os.path.realpath, find_pairs(begun).images)}:            # another fold of a cross-validation?
             pairs = inspect_data(begun).pairs                          # the split that kept copies on one side
@@ -9562,8 +9587,8 @@ def are_its_images(folder, data, config):
     """Whether these are the images and the split that a run began with; None, without last.pt: unknown."""
     sets = [SegmentationDataset(data, split, config, is_training=False) for split in ('train', 'val')]
     with contextlib.suppress(UserError, LookupError, TypeError):
-        began = load_last(best_file(folder).parent)[0]['images']
-        return began[:64] == name_images(*sets) and began[128:] in ('', data.marks)    # older runs: no marks
+        began = load_last(file_of(folder).parent)[0]['images']
+        return began[:64] == hash_images(*sets) and began[128:] in ('', data.marks)    # older runs: no marks
 
 
 def count_at_levels(bands, truth, levels, num_classes):
@@ -9584,7 +9609,7 @@ def store_threshold(folder, level, model):
     """Put a tuned threshold into the model and into best.pt, where load and predict find it -> whether that was done.
     It is not while a training works there, if best.pt has got other weights since the model was loaded, or where it
     cannot be written."""
-    path, weights, why = best_file(folder), model.state_dict(), 'best.pt has other weights by now'
+    path, weights, why = file_of(folder), model.state_dict(), 'best.pt has other weights by now'
     lock = path.parent / '.lock'
     try:
         if lock.is_symlink():                                          # older filelocks empty what it leads to
@@ -9611,7 +9636,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
     """Write and print what evaluate found -> the content of metrics.json. `counts` at each threshold, `per_image`
     {index: metrics} at the model's; `of_what`: names a folder for it, '' is that of the run; `changed`: the settings
     that are not the run's own, `typed`: all that were. OSError, after printing, where it cannot be written."""
-    run, level = best_file(typed_run).parent, model.threshold
+    run, level = file_of(typed_run).parent, model.threshold
     folder = evaluation_folder(run, of_what, model.config['data']) if of_what else run
     metrics, tuned = compute_metrics(counts[level if of_what else 0.5]), compute_metrics(counts[level])
     names = class_names(model.config, model.config['num_classes'])
@@ -9746,7 +9771,7 @@ def export(run, format='onnx', output=None, half=False):
         raise UserError('half=True: onnx and smp store weights as float16; pt2 does not', 'cannot export')
     model = load(run, 'cpu', None, OFF)
     write, suffix = writers[format]
-    path = Path(os.path.expanduser(output or best_file(run).parent / f'model{suffix}'))
+    path = Path(os.path.expanduser(output or file_of(run).parent / f'model{suffix}'))
     is_older = format == 'smp' and (path / 'preprocessing.json').exists()
     path = path / f'model{suffix}' if path.is_dir() and not is_older else path     # -o . spares a README.md there
     if format != 'smp' and path.suffix != suffix:                      # -o runs/x/best.pt would replace the model
@@ -10102,7 +10127,7 @@ def check(preset=None, **overrides):
         raise UserError(f'run_dir={str(folder)!r}: cannot be written: {there} is no folder that takes files')
     device = choose_device(config['device'])
     if (count := processes_started(config)) > 1:
-        warn([f'check looks at one process with the whole batch, of which each of the {count} takes a share'])
+        warn(f'check looks at one process with the whole batch, of which each of the {count} takes a share')
     try:
         with as_learnt(config) if config['resume'] else contextlib.nullcontext():
             config, hardware, precision, data, why = prepare(config, sources, device, decode=True)
@@ -10114,8 +10139,7 @@ def check(preset=None, **overrides):
     print_settings(config, sources, why)                               # first, or what follows would scroll away
     print('\n'.join(clean(line) for line in ['', *describe_data(data, config)]))
     tell_detail(SegmentationDataset(data, 'val', config, is_training=False))
-    tell_precision(precision, hardware)
-    warn(notes)
+    tell_precision(precision, hardware, notes)
     build_class_weights(config, data)
     model = build_model({**config, 'encoder_weights': None})
     try_size(model, data.sizes)
@@ -10128,7 +10152,7 @@ def check(preset=None, **overrides):
     parts = estimate_memory({**config, 'batch_size': together}, precision.dtype)
     print(describe_memory(parts))
     if sum(parts.values()) > hardware.memory > 0:
-        warn(['that is more than is there: a smaller image_size or batch_size or --preset low_memory takes less'])
+        warn('that is more than is there: a smaller image_size or batch_size or --preset low_memory takes less')
     print(f'what the network will see: {clean(show_first_batch(train_data, config, device))}')
     words = [as_typed(key, value) for key, value in overrides.items()]
     words = [f'--preset {quoted(preset)}', *words] if preset else words
@@ -10174,12 +10198,12 @@ def tune(preset=None, seconds=60.0, **overrides):
     """
     if type(seconds) not in (int, float) or not seconds > 0:
         raise ConfigError([f'seconds={shown(seconds)}: must be a number above 0'])
-    config, sources, notes = resolve_config(preset, overrides, found=idle('tune', overrides))
+    config, sources, notes = resolve_config(preset, overrides, found=idle_settings('tune', overrides))
     validate_config(overrides)                                         # as in check
     refuse_own_data(config, preset)
     device = choose_device(config['device'])
     config, hardware, precision, data, _ = prepare(config, sources, device)
-    warn([*notes, *precision.warnings])
+    warn(*notes, *precision.warnings)
     settle_statistics(config, SegmentationDataset(data, 'train', config, is_training=False))
     dataset = SegmentationDataset(data, 'train', config, is_training=True)
     loss_fn = SegmentationLoss(config, build_class_weights(config, data))

@@ -137,7 +137,7 @@ def test_a_file_that_takes_few_letters_takes_all_names(monkeypatch):
 def test_a_line_comes_once_where_the_root_logger_writes_too(capsys, monkeypatch):
     """As Colab's does, lines of any level, and everybody's after logging.basicConfig()."""
     monkeypatch.setattr(logging.getLogger(), 'handlers', [logging.StreamHandler(sys.stdout)])
-    tu.warn(['what one reads'])
+    tu.warn('what one reads')
     assert capsys.readouterr().out == 'Note: what one reads\n'
 
 
