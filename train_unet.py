@@ -1947,10 +1947,14 @@ def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, 
         pair = [Found(os.path.join(base, name), stem_of(os.path.basename(name)) or Path(name).stem, split,
                       rest=os.path.dirname(name))
                 for name in (image, mask)]
-        problems += [f'{file}, line {number}: there is no {f.path}' for f in pair if not os.path.exists(f.path)]
+        gone = [found.path for found in pair if not os.path.exists(found.path)]
+        unpaired += bool(gone)
+        if gone and skip_unpaired:
+            continue
+        problems += [f'{file}, line {number}: there is no {name}' for name in gone]
         problems += [f'{file}, line {number}: {image} would be an image and its mask at once'] * \
             (Path(mask) in (Path(image), *[Path(image).parent] * (not mask_pattern)))
-        pairs.append(pair)
+        pairs += [] if gone else [pair]
     if not problems:                                                   # realpath raises for names with a NUL
         times = Counter(os.path.realpath(image.path) for image, _ in pairs)
         problems = [f'{" and ".join(map(str, used))}: {image} is listed {count} times'
@@ -1958,7 +1962,8 @@ def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, 
     if val_fraction and pairs and not {image.split for image, _ in pairs} & {'', 'train'}:     # in folders: doubts
         problems.append(f'{path}: no line has split=train; leave the column out for a split by chance')
     if problems:
-        advice = [f'to leave out the {unpaired} without a mask type skip_unpaired=True'] if pairs and unpaired else []
+        what = f'{counted(unpaired, "line")} without a mask, or whose files are not there,'
+        advice = [f'to leave out {what} type skip_unpaired=True'] if pairs and unpaired else []
         raise DataError([*shorten(problems), *advice])
     if not pairs:
         raise DataError(f'{path}: no line names an image and its mask')
@@ -1974,7 +1979,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, 
         pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
         rule += ', its folders the split'
     left_out = [f'{file.name}, in which no masks are named' for file in tables if file not in used]
-    left_out += [f'{counted(unpaired, "image")} of no mask'] * bool(unpaired)
+    left_out += [f'{counted(unpaired, "line")} without both files'] * bool(unpaired)
     unread = {name for file in used for name in tables[file][0][0] if name} - {'image', 'mask', *columns.values()}
     left_out += [f'its column{"s" * (len(unread) > 1)} {", ".join(shorten(sorted(unread), 4))}'] * bool(unread)
     return pairs, rule + f', without {" and ".join(left_out)}' * bool(left_out)
@@ -4074,12 +4079,12 @@ def mask_header(path):
 
 
 def fingerprint(path):
-    """Size and time of a file, of UNITED ones, or of those in a folder: while they stay, so does a cached record."""
+    """Sizes and times of a file, of UNITED ones, or of those in a folder: while they stay, so does a cached record."""
     states = [*map(os.stat, path.split(UNITED))]
     if stat.S_ISDIR(states[0].st_mode):                                # overwriting a file does not touch its folder
         states = [entry.stat() for entry in os.scandir(path) if entry.is_file()]
     times = [max(state.st_mtime_ns, state.st_ctime_ns) for state in states]    # rsync -t keeps an old mtime
-    return [sum(state.st_size for state in states), max(times, default=0)]
+    return [sum(state.st_size for state in states), sum(times)]        # of links, a change may be to an older file
 
 
 RECORDS = 30                       # version of the records: add 1 whenever what is in them changes

@@ -366,6 +366,16 @@ def test_a_set_unpacked_anew_with_its_old_times_is_looked_at_again(tmp_path):
     assert set(inspect(tmp_path)[1].values) == {0, 1}
 
 
+def test_an_object_mask_that_becomes_a_link_to_an_older_file_is_seen(tmp_path):
+    """Of the same size: the folder's newest file stays the newest."""
+    for name in ('older', 'masks/a', 'masks/b'):
+        save(tmp_path / f'{name}.npy', np.full((8, 8), 255, np.uint8))
+    before = train_unet.fingerprint(str(tmp_path / 'masks'))
+    os.remove(tmp_path / 'masks/a.npy')
+    os.symlink(tmp_path / 'older.npy', tmp_path / 'masks/a.npy')
+    assert train_unet.fingerprint(str(tmp_path / 'masks')) != before
+
+
 def test_changed_object_mask_is_seen(tmp_path):
     """Overwriting a file in a folder of object masks leaves the time of the folder as it was."""
     for n in range(2):

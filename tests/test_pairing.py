@@ -1797,6 +1797,19 @@ def test_a_list_that_pairs_otherwise_than_the_names_is_not_overruled(tmp_path):
     assert named == {f'images/{n}.jpg': f'masks/{n}.png' for n in range(10)}
 
 
+def test_lines_whose_files_are_gone_may_be_left_out(tmp_path):
+    rows = [(f'images/{n}.jpg', f'masks/{n}.png') for n in range(10)]
+    fill(tmp_path, *zip(*rows[:8]))
+    write_lists(tmp_path, pairs=rows)
+    error = ask(tmp_path / 'pairs.csv')
+    assert f'pairs.csv, line 10: there is no {tmp_path}/images/8.jpg' in str(error)
+    assert 'to leave out 2 lines without a mask, or whose files are not there, type skip_unpaired=True' in str(error)
+    _, data = inspect(tmp_path / 'pairs.csv', skip_unpaired=True)
+    assert partners(data, tmp_path) == dict(rows[:8]) and 'without 2 lines without both files' in data.pairs.rule
+    write_lists(tmp_path, pairs=rows[8:])
+    assert 'skip_unpaired' not in str(ask(tmp_path / 'pairs.csv'))     # nothing would be left
+
+
 def test_a_list_may_name_files_in_folders_below_by_their_names_alone(tmp_path):
     rows = [(f'images/{"ab"[n % 2]}/{n}.png', f'masks/{n * 7 % 10}.png') for n in range(10)]
     fill(tmp_path, *zip(*rows))
@@ -1860,7 +1873,7 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
     assert offered(error, 'skip') == 'skip_unpaired=True' and 'test.csv' not in str(error)
     _, data = inspect(tmp_path / 'train.csv', skip_unpaired=True)
     assert data.pairs.rule == \
-        'the list train.csv, without test.csv, in which no masks are named and 1 image of no mask'
+        'the list train.csv, without test.csv, in which no masks are named and 1 line without both files'
     assert len(data.pairs.images) == 4
     assert 'no line names an image and its mask' in str(ask(tmp_path / 'test.csv', skip_unpaired=True))
     assert 'skip_unpaired' not in str(ask(tmp_path / 'test.csv'))
