@@ -74,6 +74,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import platform
 import posixpath
 import pprint
 import random
@@ -949,7 +950,7 @@ def choose_device(wish):
     kinds = [name.partition(':')[0] for name in found]
     if wish not in ('auto', *kinds, *found):
         raise ConfigError(f'device={wish!r}: this machine has only {", ".join(found)}; type device=auto')
-    return torch.device(kinds[0] if wish == 'auto' else wish)
+    return torch.device(found[0] if wish == 'auto' else wish)          # plain cuda: that of the run before
 
 
 def set_up_device(device):
@@ -964,6 +965,10 @@ def set_up_device(device):
             with torch.cuda.device(device):
                 image = torch.zeros(1, 1, 8, 8, device=device).add_(1)
                 F.conv2d(image, image[..., :3, :3])                    # cuDNN may support fewer GPUs than torch
+            if sys.platform == 'win32' or 'microsoft' in platform.release().lower():       # or WSL
+                free, total = torch.cuda.mem_get_info(device)          # beyond it the driver swaps without a word
+                share = (free + torch.cuda.memory_reserved(device)) / total
+                torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
     except RuntimeError as error:
         raise ConfigError(f'device={device}: cannot be used ({in_words(error)}): if others hold its memory (nvidia-smi '
                           'shows them) end them, if torch or cuDNN has no kernels for it install a build of torch '
@@ -6036,16 +6041,17 @@ def tiled_bands(model, rows, size, tile, batch_size=1, reach=None, overlap=0.25)
     reach = find_reach(model, rows(0, 1), tile) if reach is None else reach
     down, across = (tile_weights(begins, side, overlap, reach) for begins, side in zip((tops, lefts), tile))
     above = None
-    for top, weights, following in zip(tops, down, [*tops[1:], size[0]]):
+    for number, (top, following) in enumerate(zip(tops, [*tops[1:], size[0]])):
         strip = rows(top, min(top + tile[0], size[0]))
-        across = across.to(strip.device)                               # copied once: each copy would wait
+        down, across = down.to(strip.device), across.to(strip.device)  # copied once: each copy would wait
         *others, last = (strip[..., left:left + tile[1]] for left in lefts)        # the last may be narrower
         groups = [*(torch.cat(others).split(batch_size) if others else ()), last]
-        outputs = [output for group in groups for part in in_halves(model, group) for output in part]
-        logits = outputs[0].new_zeros(len(outputs[0]), *strip.shape[-2:])
-        for left, beside, output in zip(lefts, across, outputs):
+        outputs = (output for group in groups for part in in_halves(model, group) for output in part)
+        logits = None
+        for left, beside, output in zip(lefts, across, outputs):       # a group at a time is in memory
+            logits = output.new_zeros(len(output), *strip.shape[-2:]) if logits is None else logits
             logits[..., left:left + tile[1]] += output * beside[:output.shape[-1]]
-        logits *= weights[:strip.shape[-2], None].to(logits.device)
+        logits *= down[number, :strip.shape[-2], None]
         if top:                                                        # the share of the tiles above in these rows
             logits[:, :above.shape[1]] += above
         above = logits[:, following - top:]
@@ -6351,8 +6357,9 @@ def set_random_states(states):
     random.setstate(states['python'])
     torch.set_rng_state(states['torch'])
     np.random.set_state(states['numpy'])
-    if 'cuda' in states and torch.cuda.is_available() and len(states['cuda']) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states['cuda'])
+    if 'cuda' in states and torch.cuda.is_available():
+        for number, one in enumerate(states['cuda'][:torch.cuda.device_count()]):      # saved where there were others
+            torch.cuda.set_rng_state(one, number)
     if 'mps' in states and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states['mps'])
 
@@ -6726,8 +6733,10 @@ def commit(state, result, before, config):
     may_skip = state.optimizer.state or not first.get('momentum', 1)   # skipping the first step leaves NaN in a state
     if may_skip and all(group.get('fused') for group in state.optimizer.param_groups):
         state.optimizer.grad_scale, state.optimizer.found_inf = None, result.bad.float()
-        state.optimizer.step()                                         # fused kernels skip where found_inf is 1
-        del state.optimizer.grad_scale, state.optimizer.found_inf
+        try:
+            state.optimizer.step()                                     # fused kernels skip where found_inf is 1
+        finally:                                                       # or the next first step would be skipped too
+            del state.optimizer.grad_scale, state.optimizer.found_inf
     elif not result.bad.item():                                        # other optimizers cost one wait for the device
         state.optimizer.step()
     before.write([torch.where(result.bad, kept, value) for kept, value in zip(before.kept, now)])
@@ -6765,13 +6774,14 @@ def is_out_of_memory(error):
                                           'too large for the channels_last CUDA kernel launch'))
 
 
-def guarded_step(state, window, loss_fn, config, is_trial=False):
+def guarded_step(state, window, loss_fn, config, is_trial=False, is_odd=False):
     """One optimizer step that survives running out of memory -> StepResult.
 
     The micro-batch is halved and the same window replayed: effective batch, learning rate, BatchNorm statistics and
     random numbers are as if nothing had happened. Raises Rewind when memory runs out inside the update itself,
     UserError where one image is too much.
     `is_trial`: before training. A compiled model then fails in all processes or in none, and all can repeat the step.
+    `is_odd`: see compiles_nothing.
     """
     before = Snapshot(state.parts)
     while True:
@@ -6793,8 +6803,7 @@ def guarded_step(state, window, loss_fn, config, is_trial=False):
         state.scaler.load_state_dict(scale)                            # a new one: the old may have unscaled already
         if is_starved:
             old, state.batch_size = state.batch_size, halve(state, config)
-            is_usual = all(batch_length(batch) == config['batch_size'] for batch in window)    # others run eager
-            if is_usual and is_compiled(state.model):                  # CUDA graphs give no memory back
+            if is_compiled(state.model) and not is_odd:                # CUDA graphs give no memory back
                 torch._dynamo.reset()                                  # it is compiled anew
             torch.cuda.empty_cache()
             record(state, f'out of memory: batch_size {old} -> {state.batch_size}, effective batch unchanged')
@@ -7462,7 +7471,7 @@ def train_epoch(state, loader, loss_fn, config, run):
         is_odd, at_once = [*map(len, rows)] != usual, state.batch_size
         since = clocks()
         with compiles_nothing(state.model, is_odd):
-            result = guarded_step(state, window, loss_fn, config)
+            result = guarded_step(state, window, loss_fn, config, is_odd=is_odd)
         spent += clocks() - since
         if is_odd and is_compiled(state.model):                        # it ran eager, beside the memory of CUDA graphs
             state.batch_size = at_once
@@ -8115,8 +8124,8 @@ def smoke_test(state, loader, val_loader, loss_fn, config, run, resumed):
         try:
             results = []
             for window in probes + ([probes[0]] * 2 if replays else []):       # CUDA graphs are made after a first step
-                with compiles_nothing(state.model, window is not probes[0]):
-                    results.append(guarded_step(state, window, watched, config, is_trial=True))
+                with compiles_nothing(state.model, is_odd=window is not probes[0]):
+                    results.append(guarded_step(state, window, watched, config, True, window is not probes[0]))
             refuse_unshared(results)
             with state.evaluated() as model:
                 evaluate_model(model, batches, loss_fn, state.dtype)

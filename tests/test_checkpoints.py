@@ -598,6 +598,16 @@ def test_a_resumed_run_uses_the_threads_it_was_begun_with_says_so_and_gives_them
     assert 'The run goes on with its 1 thread, for the same results' in caplog.text
 
 
+def test_random_states_of_more_gpus_than_there_are_are_put_back_on_those(monkeypatch):
+    states, put = tu.random_states(), {}
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'set_rng_state', lambda state, device: put.update({device: state}))
+    for count in (1, 3):
+        tu.set_random_states(states | {'cuda': [f'of GPU {number}' for number in range(count)]})
+        assert put == {number: f'of GPU {number}' for number in range(min(count, 2))}
+
+
 @pytest.mark.parametrize('began_on, told', [('cpu', 'The run used 3 threads'), ('cuda', '')])
 def test_threads_beyond_the_cores_of_this_process_are_not_set(toy_of_one, monkeypatch, began_on, told):
     """A machine may have them, but a container, or torchrun's other processes, leave this one two."""

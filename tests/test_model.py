@@ -9,6 +9,7 @@ import pickle
 import socket
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -1015,6 +1016,22 @@ def test_the_threshold_is_one_of_probability(threshold, expected):
 
 
 # --- tiles ----------------------------------------------------------------------------
+
+
+def test_of_a_row_of_tiles_a_group_at_a_time_is_in_memory():
+    """All of 21 classes and 8,000 pixels were, with those of the row before."""
+    outputs, most = [], []
+
+    def model(images):
+        made = images[:, :1] * 2
+        outputs.append(weakref.ref(made))
+        most.append(sum(one() is not None for one in outputs))
+        return made
+
+    image = torch.rand(1, 3, 100, 600)
+    rows = lambda first, last: image[..., first:last, :]
+    bands = [*tu.tiled_bands(model, rows, (100, 600), (64, 64), batch_size=2, reach=0)]
+    assert torch.allclose(torch.cat(bands, 1), image[0, :1] * 2) and len(outputs) > 12 and max(most) <= 2
 
 
 def remember_sizes(network):

@@ -1234,6 +1234,40 @@ def test_a_last_batch_that_does_not_fit_beside_cuda_graphs_makes_no_other_smalle
     assert {*resets} <= {0, len(seen)}                                 # nor is anything compiled anew for it
 
 
+@pytest.mark.parametrize('lengths, is_odd', [([10, 10], False), ([12], False), ([4], True)])
+def test_out_of_memory_frees_the_code_of_usual_windows_whatever_their_length(lengths, is_odd, monkeypatch):
+    """20 images are 10 and 10 where batch_size is 16; an odd window runs eager."""
+    model, failed, resets = network(norm=False), [], []
+    model.compile(backend='eager')
+    monkeypatch.setattr(torch._dynamo, 'reset', lambda: resets.append(1))
+
+    def loss_fn(model, batch):
+        if not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError('CUDA out of memory.')
+        return squares(model, batch)
+
+    config = settings(batch_size=16)
+    windows = [batch_of(*range(length)) for length in lengths]
+    with tu.compiles_nothing(model, is_odd):
+        tu.guarded_step(fresh(config, model), windows, loss_fn, config, is_odd=is_odd)
+    assert failed and bool(resets) != is_odd
+
+
+def test_an_update_without_memory_leaves_no_verdict_on_the_optimizer(monkeypatch):
+    """The fused kernels of a later first step would skip it, without a word."""
+    def starve():
+        raise torch.OutOfMemoryError('CUDA out of memory.')
+
+    config = settings()
+    state = fresh(config, network(norm=False))
+    tu.guarded_step(state, [batch_of(0, 1)], squares, config)
+    monkeypatch.setattr(state.optimizer, 'step', starve)
+    with pytest.raises(tu.Rewind):
+        tu.guarded_step(state, [batch_of(0, 1)], squares, config)
+    assert not hasattr(state.optimizer, 'found_inf') and not hasattr(state.optimizer, 'grad_scale')
+
+
 @pytest.mark.parametrize('fault', [None, tu.UserError, RuntimeError, torch.OutOfMemoryError])
 def test_what_was_compiled_is_freed_once_it_is_of_no_use(fault, monkeypatch):
     """torch keeps it with the code of the network, and CUDA graphs their memory with it. After the training, also one
