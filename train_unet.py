@@ -80,6 +80,7 @@ import pprint
 import random
 import re
 import reprlib
+import shlex
 import shutil
 import signal
 import socket
@@ -400,7 +401,13 @@ def quoted(path):
 
 
 def command_line(*words):
-    """What to type next: the script as it was called, then these words."""
+    """What to type next: the script as it was called, then these words; in a notebook's cell the function."""
+    if __name__ != '__main__' and running_shell():
+        words = shlex.split(' '.join(words))
+        verb = words.pop(0) if words[0] in COMMANDS else 'train'
+        settings, paths = parse_overrides(words)
+        typed = [*map(repr, paths), *(f'{key}={value!r}' for key, value in settings.items())]
+        return f'train_unet.{verb}({", ".join(typed)})'
     name = Path(__file__).name
     script = sys.argv[0] if os.path.basename(sys.argv[0]) == name else name if os.path.isfile(name) else __file__
     uv = 'uv run' if re.search('(environments|archive|builds)-v', sys.prefix) else 'uv run python'     # of a project
@@ -3020,6 +3027,8 @@ def mask_pixels(picture, config):
         if not picture.has_transparency_data:
             raise ValueError('has no alpha channel, which mask_values=alpha takes')
         return np.array(picture.convert('RGBA').getchannel('A'))
+    if picture.mode == 'P' and 'transparency' in picture.info and len({*palette_colours(picture).values()}) == 1:
+        picture = picture.convert('RGBA')                              # one colour: the shape is in what it leaves out
     low, high = picture.getchannel('A').getextrema() if picture.mode.endswith('A') else (255, 255)
     if low < 128:                                                      # not just a soft rim
         is_plain = len(picture.convert('RGB').getcolors(256) or ()) < 2        # None: the many of a photograph
@@ -3571,7 +3580,9 @@ def coding_from_table(wish, values, areas, special, lossy):
         near = {code: name for code, name in near.items() if code not in forgotten}
     elif all_named and (lossy or has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
                                                                                    *peaks(areas, greys, 16)}):
-        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
+        if 255 in special - wish.keys() and 255 not in {*peaks(values, greys, 16), *peaks(areas, greys, 16)}:
+            named, special = {code: named[code] for code in named if code != 255}, special - {255}
+        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)        # 255: noise of a class of 254
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
@@ -4119,6 +4130,9 @@ def look_at(images, masks, config, decode=False):
         try:
             mark, old = fingerprint(image) + fingerprint(mask), cache.get(key)
             entry = old if old and old[0] == mark else [mark, scan_pair(image, mask, config)]
+            dtype, _, channels = entry[1]['mode'].partition(' x ')     # the header of an array or a TIFF tells both
+            if channels:
+                convert_pixels(np.zeros((1, 1, int(channels)), dtype), image, config)
             if decode:
                 with ONE_LARGE if math.prod(entry[1]['size']) > 2**24 else contextlib.nullcontext():
                     read_image(image, config)

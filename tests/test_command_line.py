@@ -125,6 +125,14 @@ def test_help_that_nobody_reads_to_its_end_is_no_error():
     assert (done.returncode, done.stderr) == (0, b'')
 
 
+def test_in_a_notebook_the_next_line_is_a_call(monkeypatch):
+    monkeypatch.setattr(tu, 'running_shell', lambda: True)
+    assert tu.command_line('evaluate', tu.quoted('my run'), 'tta=True') == "train_unet.evaluate('my run', tta=True)"
+    assert tu.command_line('predict', 'runs/x', 'YOUR_IMAGES') == "train_unet.predict('runs/x', 'YOUR_IMAGES')"
+    words = '--preset', 'fast', tu.as_typed('data', 'a b'), tu.as_typed('mask_values', {255: 1})
+    assert tu.command_line(*words) == "train_unet.train(preset='fast', data='a b', mask_values={255: 1})"
+
+
 def test_a_file_that_takes_few_letters_takes_all_names(monkeypatch):
     """On Windows what is printed into a file has 256 letters."""
     file = io.BytesIO()

@@ -322,6 +322,21 @@ def scanned(monkeypatch, folder):
     return sorted(seen)
 
 
+@pytest.mark.parametrize('suffix', ['.npy', '.tif'])
+def test_the_header_of_an_array_tells_channels_that_do_not_fit(tmp_path, suffix):
+    """Before the training, with all of them; it was the first one met in mid-run."""
+    for n in range(12):
+        pixels = np.zeros((8, 8, 5 if n > 8 else 3), np.uint8)
+        (tmp_path / 'images').mkdir(exist_ok=True)
+        path = tmp_path / f'images/{n:02}{suffix}'
+        np.save(path, pixels) if suffix == '.npy' else tifffile.imwrite(path, pixels, photometric='minisblack',
+                                                                        planarconfig='contig')
+        save(tmp_path / f'masks/{n:02}.png', np.eye(8))
+    error = str(ask(tmp_path))
+    assert all(f'{n:02}{suffix}: has 5 channels, in_channels=3' in error for n in (9, 10, 11)) and '3 of 12' in error
+    assert len(inspect(tmp_path, skip_broken=True)[1].pairs.images) == 9
+
+
 def test_second_look_reads_no_file(monkeypatch, small_set):
     assert len(scanned(monkeypatch, small_set)) == 12
     assert scanned(monkeypatch, small_set) == []

@@ -92,6 +92,31 @@ def test_coding(tmp_path, suffix, kind, stored, meant, settings):
     assert data.shares[0] == pytest.approx(counted.count(0) / len(counted))
 
 
+def test_noise_of_jpeg_around_a_class_of_254_is_not_ignored(tmp_path):
+    """255 is, where it is a value of its own; a seventh of the class was."""
+    draw = np.random.default_rng(0)
+    for n in range(4):
+        mask = np.kron(draw.integers(0, 3, (8, 8)), np.ones((24, 24), int))
+        save(tmp_path / f'images/{n}.png', np.zeros((192, 192, 3)) + n)
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        PIL.Image.fromarray(np.array([0, 127, 254], np.uint8)[mask]).save(tmp_path / f'masks/{n}.jpg', quality=75)
+    config, data = inspect(tmp_path, mask_values={0: 0, 127: 1, 254: 2})
+    ids = data.coding.encode(train_unet.read_mask(str(tmp_path / 'masks/3.jpg'), config))
+    assert not (ids == 255).any() and (ids == mask).mean() > 0.99
+
+
+def test_a_silhouette_in_the_transparency_of_a_palette_is_told(tmp_path):
+    """What optimisers of PNG make of a black shape on nothing."""
+    for n in range(4):
+        picture = PIL.Image.fromarray(DISC.astype(np.uint8))
+        picture.putpalette([0, 0, 0] * 2)
+        save(tmp_path / f'images/{n}.png', np.zeros((*DISC.shape, 3)) + n)
+        (tmp_path / 'masks').mkdir(exist_ok=True)
+        picture.save(tmp_path / f'masks/{n}.png', transparency=0)
+    assert 'type mask_values=alpha' in str(ask(tmp_path))
+    assert inspect(tmp_path, mask_values='alpha')[1].values[255][0] == 4 * DISC.sum()
+
+
 def test_16_bit_foreground_is_understood(tmp_path):
     """0 and 65535: the masks of TGS Salt."""
     folder, _ = coded_set(tmp_path / 'set', [0, 65535], kind='I;16')
