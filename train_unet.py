@@ -403,8 +403,8 @@ def quoted(path):
 def command_line(*words):
     """What to type next: the script as it was called, then these words; in a notebook's cell the function."""
     if __name__ != '__main__' and running_shell():
-        words = shlex.split(' '.join(words))
-        verb = words.pop(0) if words[0] in COMMANDS else 'train'
+        words = shlex.split(re.sub(r'\\([$`])', r'\1', ' '.join(words)))        # as_typed's, which shlex would keep
+        verb = words.pop(0) if words and words[0] in COMMANDS else 'train'
         settings, paths = parse_overrides(words)
         typed = [*map(repr, paths), *(f'{key}={value!r}' for key, value in settings.items())]
         return f'train_unet.{verb}({", ".join(typed)})'
@@ -756,10 +756,10 @@ def parse_command(argv):
         problems.append(f'{verb} needs {what}, as in  {command_line(verb, needed)}')
     is_run = lambda word: word.endswith('.pt') or os.path.isfile(os.path.join(word, 'config.py'))
     if runs := [word for word in paths[1:] if needed and is_run(word) and not is_run(paths[0])]:
-        typed = command_line(verb, needed.replace('runs/x', quoted(runs[0])))
-        problems.append(f'{paths[0]!r}: the run comes first, as in  {typed}')
+        others = [as_typed(extra, Path(word)) if extra else quoted(word) for word in paths if word not in runs]
+        problems.append(f'{paths[0]!r}: the run comes first: {command_line(verb, quoted(runs[0]), *others)}')
     problems += [f'{word!r}: {verb} takes one run; if that is its {extra} type {as_typed(extra, word)}'
-                 for word in paths[1:] if extra and not word.startswith('-') and word not in runs]
+                 for word in paths[1:] if extra and not word.startswith('-') and not runs]
     problems += idle_settings(verb, overrides)
     preset = overrides.pop('preset', None)
     for word in [word for word in paths if not needed or word.startswith('-') and not os.path.exists(word)]:
@@ -957,7 +957,7 @@ def choose_device(wish):
     kinds = [name.partition(':')[0] for name in found]
     if wish not in ('auto', *kinds, *found):
         raise ConfigError(f'device={wish!r}: this machine has only {", ".join(found)}; type device=auto')
-    return torch.device(found[0] if wish == 'auto' else wish)          # plain cuda: that of the run before
+    return torch.device(kinds[0] if wish == 'auto' else wish)
 
 
 def set_up_device(device):
@@ -972,10 +972,10 @@ def set_up_device(device):
             with torch.cuda.device(device):
                 image = torch.zeros(1, 1, 8, 8, device=device).add_(1)
                 F.conv2d(image, image[..., :3, :3])                    # cuDNN may support fewer GPUs than torch
-            if sys.platform == 'win32' or 'microsoft' in platform.release().lower():       # or WSL
-                free, total = torch.cuda.mem_get_info(device)          # beyond it the driver swaps without a word
-                share = (free + torch.cuda.memory_reserved(device)) / total
-                torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+                if sys.platform == 'win32' or 'microsoft' in platform.release().lower():       # or WSL
+                    free, total = torch.cuda.mem_get_info()            # beyond it the driver swaps without a word
+                    share = (free + torch.cuda.memory_reserved()) / total
+                    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
     except RuntimeError as error:
         raise ConfigError(f'device={device}: cannot be used ({in_words(error)}): if others hold its memory (nvidia-smi '
                           'shows them) end them, if torch or cuDNN has no kernels for it install a build of torch '
@@ -1923,26 +1923,26 @@ def read_tables(path):
 def locate(path, first):
     """Where the files of a list are whose first image is `first` -> (folder, function (name, whether it is a mask) ->
     path relative to it): in the list's folder, or else the nearest one above in which the first image is found; if that
-    is a name alone, in any folder below that alone has a file of the name."""
+    is a name alone, in any folder below (of masks, if some are) that alone has a file of the name."""
     is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
     there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
     base, below = next((folder for folder in (path.parent, *path.absolute().parents)
                         if os.path.isfile(folder / there(folder, first))), None), {}
     if not base and first and os.path.basename(first) == first:
         found = grouped(list_files(path.parent), lambda place: (read_place(place[0])[1] == 'mask', place[1]))
-        below = {key: posixpath.join(*places[0]) if len(places) == 1 else '' for key, places in found.items()}
-    base = base or path.parent
-    return base, lambda name, is_mask: below.get((is_mask, name), below.get((not is_mask, name))) or there(base, name)
+        below = {key: posixpath.join(*places[0]) for key, places in found.items() if len(places) == 1}
+    base, has_masks = base or path.parent, any(is_mask for is_mask, _ in below)
+    return base, lambda name, is_mask: below.get((is_mask and has_masks, name)) or there(base, name)
 
 
-def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, val_fraction=1):
-    """A csv with the columns image, mask, perhaps split -> (pairs, rule); locate tells where its files are."""
+def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, val_fraction=1, most=None):
+    """A csv with the columns image, mask, perhaps split, its first `most` lines -> (pairs, rule). See locate."""
     pairs, problems, unpaired, tables = [], [], 0, read_tables(path)
     used = [file for file, (table, _) in tables.items() if table]
     stem_of = stem_in(image_pattern or '{stem}.*')                     # of a split.csv as in the run that wrote it
     base, located = locate(path, next(filter(None, ((row['image'] or '').strip() for row in tables[path][0])), ''))
     columns = {file: 'split' if told else split_column(table) for file, (table, told) in tables.items()}
-    lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table, 2)]
+    lines = [(file, told, *line) for file, (table, told) in tables.items() for line in enumerate(table[:most], 2)]
     for file, told, number, row in lines:
         image, mask, split = ((row.get(key) or '').strip() for key in ('image', 'mask', columns[file]))
         image, mask = located(image, False), located(mask, True)
@@ -1991,7 +1991,7 @@ def read_list(path, skip_unpaired=False, mask_pattern=None, image_pattern=None, 
         pairs = [(dataclasses.replace(image, split=split), mask) for (image, mask), split in zip(pairs, named)]
         rule += ', its folders the split'
     left_out = [f'{file.name}, in which no masks are named' for file in tables if file not in used]
-    left_out += [f'{counted(unpaired, "line")} without both files'] * bool(unpaired)
+    left_out += [f'{counted(unpaired, "line")} for want of a file'] * bool(unpaired)
     unread = {name for file in used for name in tables[file][0][0] if name} - {'image', 'mask', *columns.values()}
     left_out += [f'its column{"s" * (len(unread) > 1)} {", ".join(shorten(sorted(unread), 4))}'] * bool(unread)
     return pairs, rule + f', without {" and ".join(left_out)}' * bool(left_out)
@@ -2032,10 +2032,12 @@ def find_pairs(config):
                 some, *_ = pair_files(config | {'skip_unpaired': True}, root, files)
                 error.problems += problems_of_files(some, config)
             raise DataError([*error.problems, *lines_that_pair(config, root, files)], error.title) from None
-        pairs, listed = split_by_names(pairs, root, files, notes), lists_there(root, files)
-        if not lone:
+        pairs = split_by_names(pairs, root, files, notes)
+        is_split = any(image.split for image, _ in pairs)
+        listed = lists_there(root, files, 1000 if is_split else None)
+        if not (config['image_pattern'] or config['mask_pattern']):
             refuse_other_pairs(pairs, listed)
-        if not any(image.split for image, _ in pairs):
+        if not is_split:
             notes += [f'if the split of {rule} is meant type {line}'
                       for line, (others, rule) in listed.items() if any(image.split for image, _ in others)]
     if selves := [image.path for image, mask in pairs if image.path == mask.path]:
@@ -2051,16 +2053,16 @@ def find_pairs(config):
 
 
 def refuse_other_pairs(pairs, lists):
-    """DataError where a list, of `lists_there`, gives an image a mask that by its name is another image's."""
+    """DataError where a list, as lists_there finds them, gives an image a mask that by its name is another image's."""
     mask_of = {os.path.abspath(image.path): os.path.abspath(mask.path) for image, mask in pairs if lists}
     masks = {*mask_of.values()}
     for line, (listed, rule) in lists.items():
         places = [[os.path.abspath(file.path) for file in pair] for pair in listed]
         other = [(image, mask) for image, mask in places if mask in masks and mask_of.get(image, mask) != mask]
         for image, mask in other[:1]:
-            raise DataError([f'{rule} gives {image} the mask {os.path.basename(mask)}, its name '
-                             f'{os.path.basename(mask_of[image])} ({len(other)} such images)',
-                             f'to go by the list type {line}; by the names, move the list to another folder'])
+            raise DataError([f'{rule} gives {image} the mask {mask}, its name {mask_of[image]} '
+                             f'({counted(len(other), "such image")})',
+                             f'to go by the list type {line}; by the names, type mask_pattern too or move the list'])
 
 
 def doubts_of_lists(pairs, root, files):
@@ -2255,9 +2257,10 @@ def split_by_names(pairs, root, files, notes):
                     for way in ways_to_split(stems, some, root, parts, known)]
             for least, (some, how, listed) in itertools.product((1, 0.9), ways):       # a few may be in no list
                 splits = splits_told(stems, [(pair[side].rest, pair[0].split) for pair in pairs], listed, known)
-                is_told = len(splits) - splits.count(None) >= least * len(splits)
-                is_torn = any(listed.get(stem, '') is None for stem in stems)          # in two lists
-                if is_told and not is_torn and {'train'} < {*splits} - {None}:
+                torn = [name for name, told in listed.items() if told is None]         # in two lists, or a headline
+                is_told = all(splits) or len(splits) - splits.count(None) >= least * len(splits) and len(torn) < 2 \
+                    and not any(name in stem for name in torn for stem in stems)
+                if is_told and {'train'} < {*splits} - {None}:
                     notes.append(f'the images are split by {how}')
                     left_out = [posixpath.join(*place) for place in lists if some is exact and place not in exact]
                     notes += tell_ignored({'which do not list every image once': left_out})
@@ -2545,8 +2548,9 @@ def lines_of_kinds(works, config, root, files):
     return {}
 
 
-def lists_there(root, files):
-    """{line to type: (pairs, rule)} of the csv files that list images and masks, in the topmost folder with any csv."""
+def lists_there(root, files, most=None):
+    """{line to type: (pairs, rule)} of the csv files that list images and masks, in the topmost folder with any csv.
+    `most`: of the first lines alone, as each is looked for on the drive."""
     depth = lambda place: place[0].count('/') + bool(place[0])
     places = sorted((place for place in files if place[1].lower().endswith('.csv')),
                     key=lambda place: (depth(place), 'train' not in place[1].lower(), place))
@@ -2554,7 +2558,7 @@ def lists_there(root, files):
     for folder, name in [place for place in places if depth(place) == depth(places[0])][:20]:
         with contextlib.suppress(DataError):
             if (path := root / folder / name) not in brought and path.is_file():
-                found[as_typed('data', path)] = read_list(path)
+                found[as_typed('data', path)] = read_list(path, most=most)
                 brought.update(read_tables(path))
     return found
 
@@ -3027,8 +3031,9 @@ def mask_pixels(picture, config):
         if not picture.has_transparency_data:
             raise ValueError('has no alpha channel, which mask_values=alpha takes')
         return np.array(picture.convert('RGBA').getchannel('A'))
-    if picture.mode == 'P' and 'transparency' in picture.info and len({*palette_colours(picture).values()}) == 1:
-        picture = picture.convert('RGBA')                              # one colour: the shape is in what it leaves out
+    used = palette_colours(picture) if picture.mode == 'P' and 'transparency' in picture.info else {}
+    if len(used) > len({*used.values()}) == 1:                         # one colour: the shape is in what it leaves out
+        picture = picture.convert('RGBA')
     low, high = picture.getchannel('A').getextrema() if picture.mode.endswith('A') else (255, 255)
     if low < 128:                                                      # not just a soft rim
         is_plain = len(picture.convert('RGB').getcolors(256) or ()) < 2        # None: the many of a photograph
@@ -3580,9 +3585,10 @@ def coding_from_table(wish, values, areas, special, lossy):
         near = {code: name for code, name in near.items() if code not in forgotten}
     elif all_named and (lossy or has_soft_edges(greys, areas) and wish.keys() <= {*peaks(values, greys, 16),
                                                                                    *peaks(areas, greys, 16)}):
-        if 255 in special - wish.keys() and 255 not in {*peaks(values, greys, 16), *peaks(areas, greys, 16)}:
+        is_noise = {*range(240, 255)} & wish.keys() and 255 not in {*peaks(values, greys, 16), *peaks(areas, greys, 16)}
+        if is_noise and 255 in special - wish.keys():                  # of a class of 254, say
             named, special = {code: named[code] for code in named if code != 255}, special - {255}
-        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)        # 255: noise of a class of 254
+        near = nearest(greys, [code for code in named if 0 <= code < 256], 255)
     far = near.keys() - nearest([*near], [*{*near.values()}], 64).keys() if len(colours) > MOST_CLASSES else ()
     if share_of(far, values) > 1 / 3:
         raise DataError(f'more than a third of the pixels are far from all that mask_values names ({names(wish)}): '
@@ -4103,7 +4109,7 @@ def fingerprint(path):
     return [sum(state.st_size for state in states), sum(times)]        # of links, a change may be to an older file
 
 
-RECORDS = 30                       # version of the records: add 1 whenever what is in them changes
+RECORDS = 31                       # version of the records: add 1 whenever what is in them changes
 
 
 def cache_file(config):
@@ -4127,6 +4133,7 @@ def look_at(images, masks, config, decode=False):
         """-> (key in the cache, [mark, record] or None, problem or None)"""
         image, mask = os.fsdecode(images[row]), os.fsdecode(masks[row])
         key = '\n'.join(map(os.path.abspath, [image, *mask.split(UNITED)]))    # a resume takes data by its whole path
+        entry = None
         try:
             mark, old = fingerprint(image) + fingerprint(mask), cache.get(key)
             entry = old if old and old[0] == mark else [mark, scan_pair(image, mask, config)]
@@ -4137,9 +4144,9 @@ def look_at(images, masks, config, decode=False):
                 with ONE_LARGE if math.prod(entry[1]['size']) > 2**24 else contextlib.nullcontext():
                     read_image(image, config)
         except DataError as error:
-            return key, None, error.problems[0]
+            return key, entry, error.problems[0]
         except OSError as error:
-            return key, None, f'{error.filename or image}: cannot be read: {error.strerror}'
+            return key, entry, f'{error.filename or image}: cannot be read: {error.strerror}'
         return key, entry, None
 
     count = len(images)
@@ -4151,20 +4158,20 @@ def look_at(images, masks, config, decode=False):
     with contextlib.suppress(OSError):
         if any(cache.get(key) != entry for key, entry in fresh.items()):
             write_file(path, json.dumps(fresh).encode())
-    return [(entry and entry[1], problem) for _, entry, problem in found]
+    return [(None if problem else entry[1], problem) for _, entry, problem in found]
 
 
 def scan(pairs, config, decode=False):
     """(the sound pairs, their records). DataError names bad files, with lines to type. `decode`: as in look_at."""
     found = look_at(pairs.images, pairs.masks, config, decode)
     problems = [problem for _, problem in found if problem]
+    is_most_sound = 2 * len(problems) <= len(found)
+    if is_most_sound:                                                  # else the others would not fit
+        problems = [problem if hasattr(problem, 'sizes') else re.sub(r'; type in_channels=\d+$', '', problem)
+                    for problem in problems]
     if problems and not (config['skip_broken'] and len(problems) < len(found)):
         are_cut_out = all('type mask_values=alpha' in problem for problem in problems) \
             and all(len(record['codes']) < 2 for record, _ in found if record)         # those sound are empty
-        is_most_sound = 2 * len(problems) <= len(found)
-        if is_most_sound:                                              # else the others would not fit
-            problems = [problem if hasattr(problem, 'sizes') else re.sub(r'; type in_channels=\d+$', '', problem)
-                        for problem in problems]
         advice = ['to leave them out type skip_broken=True'] * (is_most_sound and not are_cut_out)
         sizes = [problem.sizes for problem in problems if hasattr(problem, 'sizes')]
         scaled = sum(same_shape(*two) for two in sizes)
@@ -4844,9 +4851,13 @@ def level_and_spread(config):
 
 def build_jitter(config, most, chance):
     """Brightness and contrast of 8 bits, changed by up to `most` of 255 and of itself, but by no more than suits the
-    spread of the images: of pale ones, with a deviation of 3, a fifth of the scale would leave nothing."""
+    spread of the images (of pale ones, with a deviation of 3, a fifth of the scale would leave nothing), and no more
+    than leaves their mean a deviation away from black and from white, where all pixels are alike."""
     level, spread = level_and_spread(config)
-    return A.RandomBrightnessContrast(min(most, most * spread / 50), min(most, 2 * most * spread / level), p=chance)
+    down, up = (max(0.0, room - spread) for room in (level, 255 - level))
+    brighter = min(most, most * spread / 50)
+    contrast = min(most, 2 * most * spread / level, 2 * up / level)
+    return A.RandomBrightnessContrast((-min(brighter, down / 255), min(brighter, up / 255)), contrast, p=chance)
 
 
 def build_augmentation(config):
@@ -6529,7 +6540,8 @@ def load_last(folder):
             problems.append(str(error))
             log.warning('%s%s', error, '; trying the one before it' * (path != found[-1]))
     if problems and Path(folder, 'best.pt').exists():
-        problems.append(f'its best weights begin a new run with:  {as_typed("initial_weights", Path(folder))}')
+        problems.append('its best weights, of a network that CONFIG names, begin a new run with:  '
+                        + as_typed('initial_weights', Path(folder)))
     raise UserError(problems or f'{folder}: holds no last.pt; there is nothing to resume', 'cannot resume')
 
 
@@ -7046,7 +7058,7 @@ def find_nonfinite(state, window, loss_fn, dtype):
                 is_lost |= not is_finite(losses)
         is_spoilt = bool(before.is_spoilt(before.now()))
         lost = [name for name in sound if not is_finite(state.model.get_buffer(name))]
-    other = f'the statistics of a norm ({", ".join(lost[:1])})' if is_spoilt and not is_lost else \
+    other = f'the statistics of a norm{f" ({lost[0]})" if lost else ""}' if is_spoilt and not is_lost else \
         f'all layers are finite forward, so it is the {"loss" if is_lost else "gradient"}'
     return is_lost or is_spoilt, next(iter(found), other)
 
@@ -9710,7 +9722,7 @@ def report(typed_run, model, dataset, split, counts, per_image, of_what, is_tune
         print_detection([score['counts'].tolist() for score in per_image.values()])
     print(f'Empty masks: {EMPTY_RULE}')
     tell_detail(dataset)
-    warn_if_trivial(tuned, model.config, run if 'data' in typed else None)
+    warn_if_trivial(tuned, model.config, typed_run if 'data' in typed and not typed.get('val_fraction') else None)
     if trouble:
         raise trouble
     print(f'Written to {clean(folder)}: {", ".join(there)}')
@@ -10373,8 +10385,8 @@ def examine_numbers(model, config, loss_fn, dtypes, batch):
     apart = {inner for module in model.modules() if isinstance(module, Float32) for inner in module.modules()}
 
     def watch(name, module, inputs, output):
-        of_inputs, of_output = ([value for value in pytree.tree_leaves(values) if torch.is_tensor(value)]
-                                for values in (inputs, output))
+        are_floats = lambda value: torch.is_tensor(value) and value.is_floating_point()
+        of_inputs, of_output = (list(filter(are_floats, pytree.tree_leaves(values))) for values in (inputs, output))
         if isinstance(module, Float32):                                # not counted, nor if an outer module returns it
             in_float32.update({id(tensor): tensor for tensor in of_output})
         for place, tensors in ((f'the input of {name}', of_inputs * (module not in apart)), (name, of_output)):

@@ -129,6 +129,8 @@ def test_in_a_notebook_the_next_line_is_a_call(monkeypatch):
     monkeypatch.setattr(tu, 'running_shell', lambda: True)
     assert tu.command_line('evaluate', tu.quoted('my run'), 'tta=True') == "train_unet.evaluate('my run', tta=True)"
     assert tu.command_line('predict', 'runs/x', 'YOUR_IMAGES') == "train_unet.predict('runs/x', 'YOUR_IMAGES')"
+    assert tu.command_line() == 'train_unet.train()'
+    assert tu.command_line(tu.as_typed('resume', Path('runs/a$b'))) == "train_unet.train(resume='runs/a$b')"
     words = '--preset', 'fast', tu.as_typed('data', 'a b'), tu.as_typed('mask_values', {255: 1})
     assert tu.command_line(*words) == "train_unet.train(preset='fast', data='a b', mask_values={255: 1})"
 

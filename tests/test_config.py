@@ -225,15 +225,18 @@ def test_a_word_without_a_value_gets_what_to_type_instead(word, told):
 @pytest.mark.parametrize('words, advice', [
     (['data=x', 'check'], 'the command comes first'), (['configs/fast.py'], 'preset=configs/fast.py'),
     (['RUN'], 'resume='), (['export', 'RUN', 'onnx'], 'type format=onnx'), (['grad_clip=0'], 'or None'),
-    (['predict', 'photos', 'RUN'], "'photos': the run comes first, as in  python train_unet.py predict "),
-    (['evaluate', 'set', 'RUN'], "'set': the run comes first, as in  python train_unet.py evaluate "),
+    (['predict', 'photos', 'RUN'], ' photos'), (['evaluate', 'a set', 'RUN'], ' data="a set"'),
+    (['export', 'pt2', 'RUN'], ' format=pt2'),
     (['mask_values={255:', '1}'], 'mask_values="{255: 1}", with the quotes')])
 def test_words_in_the_wrong_place_are_told_what_they_should_be(tmp_path, monkeypatch, words, advice):
     (tmp_path / 'config.py').touch()
     monkeypatch.chdir(ROOT)
     with pytest.raises(train_unet.ConfigError) as caught:
         train_unet.parse_command([str(tmp_path) if word == 'RUN' else word for word in words])
-    assert advice in str(caught.value) and ('set' not in words or 'takes one run' not in str(caught.value))
+    assert advice in str(caught.value)
+    if words[-1] == 'RUN' != words[0]:
+        line = f"{words[1]!r}: the run comes first: python train_unet.py {words[0]} {tmp_path}{advice}"
+        assert line in str(caught.value) and 'takes one run' not in str(caught.value)
 
 
 # --- defaults, preset, overrides ------------------------------------------------------

@@ -964,6 +964,17 @@ def far_from_zero(folder, level, spread, dtype, channels, size=24):
     return folder
 
 
+@pytest.mark.parametrize('level, spread', [(25, 20), (120, 50), (215, 30)])
+def test_brightness_makes_no_page_white_or_black(level, spread):
+    """One of eight X-rays became white, with its mask still asked for."""
+    config = {**train_unet.CONFIG, 'mean': [level] * 3, 'std': [spread] * 3}
+    jitter = train_unet.build_jitter(config, 0.3, 1.0)
+    image = np.repeat(np.array([[level - spread, level, level + spread]], np.uint8)[..., None], 3, axis=2)
+    seen = [jitter(image=image)['image'][0, :, 0].astype(int) for _ in range(300)]
+    assert all(dark < middle < bright for dark, middle, bright in seen)
+    assert len({*map(tuple, seen)}) > 10                               # it does something
+
+
 @pytest.mark.parametrize('level, spread, dtype, channels', [(1000, 5, 'float32', 3), (200, 2.5, 'uint8', 3),
                                                             (1000, 5, 'float32', 6)])
 @pytest.mark.parametrize('how', [{'augment': 'strong'}, {'size_policy': 'crop', 'augment': 'none'},

@@ -460,9 +460,29 @@ def test_an_overflow_between_two_layers_is_seen(how):
     assert 'float16 is unsafe here' in tu.judge('float16', numbers)
 
 
+class Gate(nn.Module):
+    def forward(self, images, where, places):
+        return images * where
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(3, 1, 1), Gate()
+
+    def forward(self, images):
+        return self.gate(self.conv(images), images[:, :1] > 0.5, torch.tensor([70_000]))
+
+
+def test_numbers_of_places_overflow_nothing():
+    loss_fn = lambda model, batch: model(batch['image']).square().mean((1, 2, 3))
+    numbers = tu.examine_numbers(Gated(), settled(), loss_fn, [], {'image': torch.rand(4, 3, 8, 8)})
+    assert numbers['peak'] < 100
+
+
 def test_what_float32_takes_in_cannot_overflow_float16():
     config = settled(encoder='tu-test_resnet', mean=[5e4] * 3, std=[1e4] * 3)
-    batch = {'image': torch.full((2, 3, 64, 64), 60000, dtype=torch.uint16), 'mask': torch.zeros(2, 64, 64).byte()}
+    batch = {'image': torch.full((2, 3, 64, 64), 60000.0), 'mask': torch.zeros(2, 64, 64).byte()}
     numbers = tu.examine_numbers(tu.build_model(config), config, tu.SegmentationLoss(config), [], batch)
     assert not tu.judge('float16', numbers) and numbers['peak'] < 1e4
 

@@ -1790,7 +1790,9 @@ def test_a_list_that_pairs_otherwise_than_the_names_is_not_overruled(tmp_path):
 
     write_lists(tmp_path, pairs=rows)
     error = ask(tmp_path)
-    assert f'list pairs.csv gives {tmp_path}/images/1.jpg the mask 7.png, its name 1.png (8 such images)' in str(error)
+    assert f'list pairs.csv gives {tmp_path}/images/1.jpg the mask {tmp_path}/masks/7.png, its name ' \
+        f'{tmp_path}/masks/1.png (8 such images)' in str(error)
+    assert 'gives' in str(ask(tmp_path, images='images', masks='masks'))
     assert offered(error, 'data') == f'data={tmp_path}/pairs.csv'
     assert partners(inspect(tmp_path / 'pairs.csv')[1], tmp_path) == dict(rows)
     named = partners(inspect(tmp_path, mask_pattern='{stem}.png')[1], tmp_path)        # typed, so it is meant
@@ -1805,7 +1807,7 @@ def test_lines_whose_files_are_gone_may_be_left_out(tmp_path):
     assert f'pairs.csv, line 10: there is no {tmp_path}/images/8.jpg' in str(error)
     assert 'to leave out 2 lines without a mask, or whose files are not there, type skip_unpaired=True' in str(error)
     _, data = inspect(tmp_path / 'pairs.csv', skip_unpaired=True)
-    assert partners(data, tmp_path) == dict(rows[:8]) and 'without 2 lines without both files' in data.pairs.rule
+    assert partners(data, tmp_path) == dict(rows[:8]) and 'without 2 lines for want of a file' in data.pairs.rule
     write_lists(tmp_path, pairs=rows[8:])
     assert 'skip_unpaired' not in str(ask(tmp_path / 'pairs.csv'))     # nothing would be left
 
@@ -1816,7 +1818,9 @@ def test_a_list_may_name_files_in_folders_below_by_their_names_alone(tmp_path):
     write_lists(tmp_path, pairs=[[os.path.basename(name) for name in row] for row in rows])
     assert partners(inspect(tmp_path / 'pairs.csv')[1], tmp_path) == dict(rows)
     assert offered(ask(tmp_path), 'data') == f'data={tmp_path}/pairs.csv'              # their stems pair otherwise
-    fill(tmp_path, ['images/b/0.png'], [])                             # which 0.png?
+    os.remove(tmp_path / 'images/a/0.png')                             # masks/0.png is not meant
+    assert f'pairs.csv, line 2: there is no {tmp_path}/0.png' in str(ask(tmp_path / 'pairs.csv'))
+    fill(tmp_path, ['images/a/0.png', 'images/b/0.png'], [])           # which 0.png?
     assert f'pairs.csv, line 2: there is no {tmp_path}/0.png' in str(ask(tmp_path / 'pairs.csv'))
 
 
@@ -1873,7 +1877,7 @@ def test_images_that_a_list_has_no_mask_for_may_be_left_out(tmp_path):
     assert offered(error, 'skip') == 'skip_unpaired=True' and 'test.csv' not in str(error)
     _, data = inspect(tmp_path / 'train.csv', skip_unpaired=True)
     assert data.pairs.rule == \
-        'the list train.csv, without test.csv, in which no masks are named and 1 line without both files'
+        'the list train.csv, without test.csv, in which no masks are named and 1 line for want of a file'
     assert len(data.pairs.images) == 4
     assert 'no line names an image and its mask' in str(ask(tmp_path / 'test.csv', skip_unpaired=True))
     assert 'skip_unpaired' not in str(ask(tmp_path / 'test.csv'))

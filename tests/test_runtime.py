@@ -317,7 +317,7 @@ def fake_devices(monkeypatch, cuda, mps):
 
 
 @pytest.mark.parametrize('cuda, mps, wish, device', [
-    (2, True, 'auto', 'cuda:0'), (1, True, 'cuda', 'cuda'), (0, True, 'auto', 'mps'), (0, False, 'auto', 'cpu'),
+    (1, True, 'auto', 'cuda'), (0, True, 'auto', 'mps'), (0, False, 'auto', 'cpu'),
     (1, False, 'cpu', 'cpu'), (2, False, 'cuda:1', 'cuda:1'),
 ])
 def test_the_device_is_the_wish_or_the_fastest(monkeypatch, cuda, mps, wish, device):
@@ -384,9 +384,9 @@ def test_on_windows_a_gpu_is_used_up_to_its_own_memory(monkeypatch, system, aske
     zeros, limits = torch.zeros, []
     monkeypatch.setattr(torch, 'zeros', lambda *size, device: zeros(*size))
     monkeypatch.setattr(torch.cuda, 'device', lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda device: (5 * 2**30, 8 * 2**30))
-    monkeypatch.setattr(torch.cuda, 'memory_reserved', lambda device: 2**30)
-    monkeypatch.setattr(torch.cuda, 'set_per_process_memory_fraction', lambda share, device: limits.append(share))
+    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda: (5 * 2**30, 8 * 2**30))
+    monkeypatch.setattr(torch.cuda, 'memory_reserved', lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, 'set_per_process_memory_fraction', limits.append)
     monkeypatch.setattr(train_unet, 'cpu_quota', torch.get_num_threads)
     monkeypatch.setattr(train_unet.sys, 'platform', system)
     train_unet.set_up_device(torch.device('cuda:0'))
