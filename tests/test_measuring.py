@@ -332,7 +332,7 @@ def test_tune_recommends_what_is_safe_and_pays_back(small_set, capsys, monkeypat
     monkeypatch.setattr(nn.Module, 'compile', uncompiled)
     typed = {key: value for key, value in TINY.items() if key != 'use_amp'}
     settings = typed | {'data': str(small_set), 'num_epochs': 50, 'init_scale': 1.0}   # float16 is slow on a CPU
-    assert tu.tune(seconds=0.1, **settings) == 0
+    assert tu.tune(seconds=0.1, augment='none', **settings) == 0       # jittered images bring bfloat16's cosine near 0.9
     printed, preset = capsys.readouterr().out, tu.load_preset('runs/tuned.py')
     assert (preset['use_amp'], preset['amp_dtype'], preset['compile_model']) == (True, 'bfloat16', False)
     assert len({states[name][0] for name in states if 'compiled' not in name}) == 2     # what a card must hold
