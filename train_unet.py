@@ -10382,14 +10382,14 @@ def examine_numbers(model, config, loss_fn, dtypes, batch):
     'gradients': {dtype: (cosine, norm ratio)} against float32}."""
     model.train()
     peak, in_float32 = {}, {}
-    apart = {inner for module in model.modules() if isinstance(module, Float32) for inner in module.modules()}
 
     def watch(name, module, inputs, output):
         are_floats = lambda value: torch.is_tensor(value) and value.is_floating_point()
         of_inputs, of_output = (list(filter(are_floats, pytree.tree_leaves(values))) for values in (inputs, output))
         if isinstance(module, Float32):                                # not counted, nor if an outer module returns it
+            of_inputs = []
             in_float32.update({id(tensor): tensor for tensor in of_output})
-        for place, tensors in ((f'the input of {name}', of_inputs * (module not in apart)), (name, of_output)):
+        for place, tensors in ((f'the input of {name}', of_inputs), (name, of_output)):
             for value in tensors if name else ():
                 if id(value) not in in_float32:
                     peak[place] = max(peak.get(place, 0.0), float(value.detach().abs().max()))

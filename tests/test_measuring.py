@@ -480,11 +480,18 @@ def test_numbers_of_places_overflow_nothing():
     assert numbers['peak'] < 100
 
 
-def test_what_float32_takes_in_cannot_overflow_float16():
-    config = settled(encoder='tu-test_resnet', mean=[5e4] * 3, std=[1e4] * 3)
-    batch = {'image': torch.full((2, 3, 64, 64), 60000.0), 'mask': torch.zeros(2, 64, 64).byte()}
-    numbers = tu.examine_numbers(tu.build_model(config), config, tu.SegmentationLoss(config), [], batch)
-    assert not tu.judge('float16', numbers) and numbers['peak'] < 1e4
+@pytest.mark.parametrize('kept', [None, 'segmentation_head'])
+def test_what_float32_takes_in_cannot_overflow_float16(kept):
+    torch.manual_seed(0)
+    config = settled(encoder='tu-test_resnet', keep_float32=kept)
+    model = tu.build_model(config)
+    head = next(module for module in model.network.segmentation_head.modules() if isinstance(module, nn.Conv2d))
+    head.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1e6,))
+    head.weight.data.mul_(1e-6)
+    batch = {'image': torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8),
+             'mask': torch.zeros(2, 64, 64, dtype=torch.uint8)}
+    numbers = tu.examine_numbers(model, config, tu.SegmentationLoss(config), [], batch)
+    assert bool(tu.judge('float16', numbers)) == (kept is None), numbers
 
 
 def test_an_overflow_in_a_block_is_seen_that_no_layer_of_it_shows():
