@@ -1926,12 +1926,14 @@ def locate(path, first):
     is a name alone, in any folder below (of masks, if some are) that alone has a file of the name."""
     is_meant = lambda base, name: '\\' not in name or os.path.exists(os.path.join(base, name))
     there = lambda base, name: name if is_meant(base, name) else name.replace('\\', '/')     # a list made on Windows
-    base, below = next((folder for folder in (path.parent, *path.absolute().parents)
-                        if os.path.isfile(folder / there(folder, first))), None), {}
-    if not base and first and os.path.basename(first) == first:
+    base = next((folder for folder in (path.parent, *path.absolute().parents)
+                 if os.path.isfile(folder / there(folder, first))), None)
+    below, has_masks = {}, False
+    if base is None and first and os.path.basename(first) == first:
         found = grouped(list_files(path.parent), lambda place: (read_place(place[0])[1] == 'mask', place[1]))
         below = {key: posixpath.join(*places[0]) for key, places in found.items() if len(places) == 1}
-    base, has_masks = base or path.parent, any(is_mask for is_mask, _ in below)
+        has_masks = any(is_mask for is_mask, _ in found)
+    base = base or path.parent
     return base, lambda name, is_mask: below.get((is_mask and has_masks, name)) or there(base, name)
 
 
@@ -2059,7 +2061,8 @@ def refuse_other_pairs(pairs, lists):
     for line, (listed, rule) in lists.items():
         places = [[os.path.abspath(file.path) for file in pair] for pair in listed]
         other = [(image, mask) for image, mask in places if mask in masks and mask_of.get(image, mask) != mask]
-        for image, mask in other[:1]:
+        if other:
+            image, mask = other[0]
             raise DataError([f'{rule} gives {image} the mask {mask}, its name {mask_of[image]} '
                              f'({counted(len(other), "such image")})',
                              f'to go by the list type {line}; by the names, type mask_pattern too or move the list'])

@@ -1820,6 +1820,9 @@ def test_a_list_may_name_files_in_folders_below_by_their_names_alone(tmp_path):
     assert offered(ask(tmp_path), 'data') == f'data={tmp_path}/pairs.csv'              # their stems pair otherwise
     os.remove(tmp_path / 'images/a/0.png')                             # masks/0.png is not meant
     assert f'pairs.csv, line 2: there is no {tmp_path}/0.png' in str(ask(tmp_path / 'pairs.csv'))
+    for n in range(10):                                                # which masks? no image is one
+        fill(tmp_path, [], [f'masks/again/{n}.png'])
+    assert f'pairs.csv, line 3: there is no {tmp_path}/7.png' in str(ask(tmp_path / 'pairs.csv'))
     fill(tmp_path, ['images/a/0.png', 'images/b/0.png'], [])           # which 0.png?
     assert f'pairs.csv, line 2: there is no {tmp_path}/0.png' in str(ask(tmp_path / 'pairs.csv'))
 

@@ -378,18 +378,21 @@ def test_a_gpu_that_cudnn_does_not_know_is_told_before_the_training(monkeypatch)
         train_unet.set_up_device(torch.device('cuda'))
 
 
-@pytest.mark.parametrize('system, asked', [('linux', []), ('win32', [0.75])])
-def test_on_windows_a_gpu_is_used_up_to_its_own_memory(monkeypatch, system, asked):
+@pytest.mark.parametrize('system, release, free, asked', [
+    ('linux', '6.1.0', 5, []), ('win32', '11', 5, [0.75]), ('win32', '11', 8, [1.0]),
+    ('linux', '5.15.90.1-microsoft-standard-WSL2', 5, [0.75])])
+def test_on_windows_a_gpu_is_used_up_to_its_own_memory(monkeypatch, system, release, free, asked):
     """Beyond it NVIDIA's driver goes on in main memory, many times slower, and no allocation fails."""
     zeros, limits = torch.zeros, []
     monkeypatch.setattr(torch, 'zeros', lambda *size, device: zeros(*size))
     monkeypatch.setattr(torch.cuda, 'device', lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda: (5 * 2**30, 8 * 2**30))
+    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda: (free * 2**30, 8 * 2**30))
     monkeypatch.setattr(torch.cuda, 'memory_reserved', lambda: 2**30)
     monkeypatch.setattr(torch.cuda, 'set_per_process_memory_fraction', limits.append)
     monkeypatch.setattr(train_unet, 'cpu_quota', torch.get_num_threads)
     monkeypatch.setattr(train_unet.sys, 'platform', system)
-    train_unet.set_up_device(torch.device('cuda:0'))
+    monkeypatch.setattr(platform, 'release', lambda: release)
+    train_unet.set_up_device(torch.device('cuda'))
     assert limits == asked
 
 
